@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.cli.arguments import DistOption, StoreOptions, dist_option
 from tvmflow.cli.output import print_json, print_lines
-from tvmflow.core.disk_errors import explain
+from tvmflow.core import packages
+from tvmflow.core.disk_errors import explain, find_file_system
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_OK,
@@ -27,7 +28,6 @@ from tvmflow.core.packages import install_command
 from tvmflow.core.project import find_project, shortest_path
 
 if TYPE_CHECKING:
-    from tvmflow.core.fork_server import ForkServer
     from tvmflow.frontends.peers import Peer
     from tvmflow.store import integrity
     from tvmflow.store.local import LocalStore
@@ -114,6 +114,7 @@ def _examine_project(options: DoctorOptions) -> list[Finding]:
 def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     """Yield a finding for everything that a run depends on, as soon as it is known."""
     from tvmflow.core.fork_server import ForkServer
+    from tvmflow.core.logs import explain_wait
     from tvmflow.frontends.peers import PEERS
     from tvmflow.targets.backends.cuda.gpu import detect_gpu
     from tvmflow.targets.host import read_host
@@ -138,12 +139,16 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
         for probe in (*_PROBES, *_list_reference_probes()):
-            yield _run_probe(probe, fork_server)
+            function = f"{__name__}:{probe.function}"
+            with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
+                outcome = fork_server.call(function, probe.argument, timeout_s=_TIMEOUT_S)
+            good = outcome.kind == "ok"
+            detail = str(outcome.value) if good else outcome.message
+            yield Finding(probe.subject, good, detail, probe.fix, optional=probe.optional)
 
 
 def _list_required_packages() -> list[str]:
     """Return the distributions without which tvmflow is not completely installed."""
-    from tvmflow.core import packages
     from tvmflow.frontends import FRONTENDS
 
     tools = {*_CORE_PACKAGES}
@@ -153,7 +158,6 @@ def _list_required_packages() -> list[str]:
 
 
 def _list_reference_probes() -> list[_Probe]:
-    from tvmflow.core import packages
     from tvmflow.frontends import FRONTENDS
 
     probes = []
@@ -168,7 +172,6 @@ def _list_reference_probes() -> list[_Probe]:
 
 def _examine_peer(peer: Peer) -> Finding:
     """Return whether a runtime is installed, without importing it."""
-    from tvmflow.core import packages
     from tvmflow.frontends import FRONTENDS
 
     installed, missing = [], []
@@ -191,9 +194,7 @@ def _examine_peer(peer: Peer) -> Finding:
 def _examine_package(name: str) -> Finding:
     from packaging.requirements import Requirement
 
-    from tvmflow.core import packages
     from tvmflow.core.logs import IDENTITY_WAIT, explain_wait
-    from tvmflow.core.packages import REQUIREMENTS
 
     subject = f"package {name}"
     try:
@@ -207,7 +208,7 @@ def _examine_package(name: str) -> Finding:
         fix = f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then {install}"
         detail += f", with files of {rivals}, which installs the same module"
         return Finding(subject, False, detail, fix)
-    requirement = Requirement(REQUIREMENTS.get(name, name))
+    requirement = Requirement(packages.REQUIREMENTS.get(name, name))
     if not requirement.specifier.contains(package.version, prereleases=True):
         return Finding(subject, False, f"{detail}, and tvmflow needs {requirement}", install)
     return Finding(subject, True, detail)
@@ -224,17 +225,6 @@ def _examine_emulators() -> Finding:
     detail = "; ".join(filter(None, [installed, missing and f"not installed{place}: {missing}"]))
     subject = "qemu, for verify.run_on: qemu"
     return Finding(subject, not missing, detail, INSTALL if missing else "", optional=True)
-
-
-def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
-    from tvmflow.core.logs import explain_wait
-
-    function = f"{__name__}:{probe.function}"
-    with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
-        outcome = fork_server.call(function, probe.argument, timeout_s=_TIMEOUT_S)
-    good = outcome.kind == "ok"
-    detail = str(outcome.value) if good else outcome.message
-    return Finding(probe.subject, good, detail, probe.fix, optional=probe.optional)
 
 
 # ---------------------------------------------------------------- probes, each run in a worker
@@ -342,7 +332,6 @@ def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
 
 
 def _examine_space(store: LocalStore) -> Finding:
-    from tvmflow.core.disk_errors import find_file_system
 
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
@@ -358,7 +347,6 @@ def _examine_space(store: LocalStore) -> Finding:
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
     """Write a file into a folder, or its nearest existing parent, and lock it."""
-    from tvmflow.core.disk_errors import find_file_system
     from tvmflow.core.file_locks import held
 
     place = folder.absolute()
@@ -389,8 +377,6 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
 
 def _examine_temporary_folder() -> Finding:
     import tempfile
-
-    from tvmflow.core.disk_errors import find_file_system
 
     try:
         folder = Path(tempfile.gettempdir())

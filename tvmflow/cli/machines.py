@@ -146,19 +146,17 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     for row in rows:
         for reason in _list_reasons(row.capabilities):
             names.setdefault(reason, []).append(row.name)
-    text = (
-        "kernels have no schedule and run as plain loops: no schedule rule is for microcontrollers"
-    )
-    names[text] = [row.name for row in rows if not has_schedule_rules(row.triple)]
+    if unscheduled := [row.name for row in rows if not has_schedule_rules(row.triple)]:
+        loops = "kernels have no schedule and run as plain loops"
+        names[f"{loops}: no schedule rule is for microcontrollers"] = unscheduled
     programs = find_emulators()
     missing = {row.emulated_by for row in rows if row.emulated_by and not programs[row.emulated_by]}
-    names[f"not installed, for `verify.run_on: qemu`: {', '.join(sorted(missing))}"] = [
-        INSTALL
-    ] * bool(missing)
+    if missing:
+        emulators = ", ".join(sorted(missing))
+        names[f"not installed, for `verify.run_on: qemu`: {emulators}"] = [INSTALL]
     for reason, concerned in names.items():
-        if concerned:
-            yield reason
-            yield f"    {', '.join(concerned)}"
+        yield reason
+        yield f"    {', '.join(concerned)}"
 
 
 def _list_reasons(capabilities: Capabilities) -> list[str]:

@@ -227,6 +227,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     searches = filter(None, facts.list_of(TuneFacts, fresh))
     picked = [entry for entry in facts.list_of(PickBestFacts, stages.values()) if entry is not None]
     kept = sum(entry.tuned for entry in picked) if picked else None
+    ends = (describe_end(search, kept) for search in searches)
     problems = (stage.message for stage in stages.values() if stage.outcome != STOPPED)
     incomplete = (facts.problems.get(stage.stage_id, "") for stage in stages.values())
     warnings = [*_list_warnings(stages.values(), facts), *filter(None, incomplete)]
@@ -238,9 +239,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         weight_bytes=imported and imported.weight_bytes,
         quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
         quantization_error=imported.error if isinstance(imported, QuantizeFacts) else None,
-        search="; ".join(
-            dict.fromkeys(filter(None, (describe_end(search, kept) for search in searches)))
-        ),
+        search="; ".join(dict.fromkeys(filter(None, ends))),
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),
@@ -301,9 +300,8 @@ def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])
         if "latency" in runtime and "speedup" in runtime:
-            differs = not all(
-                output.get("passed") for output in runtime.get("outputs", {}).values()
-            )
+            outputs = runtime.get("outputs", {}).values()
+            differs = not all(output.get("passed") for output in outputs)
             latency_s = shown_latency(library["median"], runtime["speedup"])
             yield Peer(runtime["name"], latency_s, _read_speedup(runtime["speedup"]), differs)
     reference, name = facts.get("latency", {}).get("reference"), facts.get("reference", "")

@@ -46,9 +46,11 @@ class ComparedLibrary(NamedTuple):
     @property
     def costs(self) -> dict[str, float]:
         """The measurements, each so that less is better; accuracy stands in for the largest error."""
-        costs = {"latency": self.latency_s, "bytes": self.bytes, "error": self.max_abs_error}
-        if self.accuracy is not None:
-            costs["error"] = -self.accuracy
+        costs: dict[str, float | None] = {"latency": self.latency_s, "bytes": self.bytes}
+        if self.accuracy is None:
+            costs["error"] = self.max_abs_error
+        else:
+            costs["inaccuracy"] = -self.accuracy
         return {name: cost for name, cost in costs.items() if cost is not None}
 
 
@@ -106,9 +108,7 @@ def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLi
         others = [
             other.costs
             for other in libraries
-            if other.group == library.group
-            and other.costs.keys() == costs.keys()
-            and (other.accuracy is None) == (library.accuracy is None)
+            if other.group == library.group and other.costs.keys() == costs.keys()
         ]
         is_dominated = any(
             other != costs and all(other[name] <= costs[name] for name in costs) for other in others

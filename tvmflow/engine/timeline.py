@@ -128,9 +128,7 @@ class TimelineRecording:
             began_s=self._began_s,
             seconds=self._since(time.time()),
             jobs=jobs,
-            stages=tuple(
-                stage._replace(needs=needs.get(stage.stage_id, ())) for stage in self._stages
-            ),
+            stages=tuple(one._replace(needs=needs.get(one.stage_id, ())) for one in self._stages),
             spans=tuple(self._spans),
             left_out=self._left_out,
         )
