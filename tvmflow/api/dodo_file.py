@@ -144,7 +144,10 @@ class DodoTasks:
         decision = state.decisions[spec.id]
         if decision.kind == "wait":
             return f"{spec.id} runs {decision.reason}: there is no result of it"
-        again = decision.kind == "hit" and not self._is_new(state.keys[spec.id].digest)
+        record = self._context.store.record(state.keys[spec.id].digest)
+        # another run may have made a result since this one began
+        is_new = record is not None and record.made > self._started
+        again = decision.kind == "hit" and not is_new
         reason = "doit runs it again" if again else decision.reason
         failure = runs.run(spec, self._plan, state, reason, again=again)
         delivery.deliver_verdicts(self._plan, runs.verdicts, self._context.store, self._dist)
@@ -152,11 +155,6 @@ class DodoTasks:
             self._clean(tune)
             failure += f"; the next run of doit chooses again in {tune.id}"
         return failure
-
-    def _is_new(self, key: str) -> bool:
-        """Return whether another run has made a result since this one began."""
-        record = self._context.store.record(key)
-        return record is not None and record.made > self._started
 
     def _clean(self, spec: StageSpec) -> None:
         store = self._context.store
@@ -222,10 +220,8 @@ class DodoTasks:
 
     def _remove_delivered(self, folder: Path, names: list[str]) -> None:
         """Remove the delivered files of a target, and folders that are then empty."""
-        recipe = folder.parent.name
-        sidecars = [
-            f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
-        ]
+        suffixes = (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
+        sidecars = [f"{folder.parent.name}{suffix}" for suffix in suffixes]
         paths = [folder / name for name in (*names, *sidecars, README)]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -292,9 +288,11 @@ def plan_tasks(*recipes: str) -> DodoTasks:
         printer = Printer(sys.stdout, as_json=False, many=True)
         driver = resources.enter_context(Driver(prepared, store, settings, printer))
         begin = functools.cache(lambda: resources.enter_context(store.running()))
-        database = f"{store.root}/doit.db"
-        return DodoTasks(
-            prepared.plan, driver.open_context(), settings.session.dist, database, begin
+        context, dist, database = (
+            driver.open_context(),
+            settings.session.dist,
+            f"{store.root}/doit.db",
         )
+        return DodoTasks(prepared.plan, context, dist, database, begin)
     except TvmflowError as error:
         raise dodo_error(error) from None

@@ -392,23 +392,20 @@ def _examine_temporary_folder() -> Finding:
 
 def _examine_runtime_folder() -> Finding:
     """Check the folder of the device locks, which only its user may write."""
-    from tvmflow.targets.devices import (
-        RUNTIME_FIX,
-        RUNTIME_VARIABLE,
-        device_locks_folder,
-        find_privacy_problem,
-    )
+    from tvmflow.targets import devices
 
-    subject, folder = "folder of the device locks", Path(device_locks_folder())
-    base = os.environ.get(RUNTIME_VARIABLE, "")
+    subject, folder = "folder of the device locks", Path(devices.device_locks_folder())
+    name, fix = devices.RUNTIME_VARIABLE, devices.RUNTIME_FIX
+    base = os.environ.get(name, "")
     if base and not Path(base).is_absolute():
-        detail = f"${RUNTIME_VARIABLE} is {base!r}, which is not an absolute path: {folder} is used"
-        return Finding(subject, False, detail, RUNTIME_FIX, optional=True)
+        detail = f"${name} is {base!r}, which is not an absolute path: {folder} is used"
+        return Finding(subject, False, detail, fix, optional=True)
     for place in (folder, folder.parent):
-        if os.path.lexists(place) and (detail := find_privacy_problem(place, place.lstat())):
-            return Finding(subject, False, detail, RUNTIME_FIX)
+        exists = os.path.lexists(place)
+        if exists and (detail := devices.find_privacy_problem(place, place.lstat())):
+            return Finding(subject, False, detail, fix)
     finding = _examine_folder(subject, folder)
-    return finding if finding.good else finding._replace(fix=RUNTIME_FIX)
+    return finding if finding.good else finding._replace(fix=fix)
 
 
 def _examine_device_locks() -> Iterator[Finding]:

@@ -175,8 +175,7 @@ class Recording:
         self.release: Json = None
         self.lock: str | None = None
         self.did_more = False
-        self.message = ""
-        self._id = ""
+        self.message = self._id = ""
         self._make_report: Callable[[], RunReport] | None = None
         self._next_s = float("-inf")
         self._lock = threading.Lock()
@@ -197,9 +196,11 @@ class Recording:
         """Write the record, if the run did something; log a warning if that is impossible."""
         report = self.report or (self._make_report and self._make_report())
         try:
-            is_failed = self.exit_code != EXIT_OK or (report is not None and bool(report.damage))
             if report is not None and (
-                self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
+                self.did_more
+                or self.exit_code != EXIT_OK
+                or report.damage
+                or any(stage.outcome != "hit" for stage in report.stages)
             ):
                 name = signal_name(self.exit_code)
                 stopped = f"stopped by {name}: {_KEPT}" if name else ""
@@ -211,15 +212,9 @@ class Recording:
             _log.warning("the record of this run cannot be written: %s", text)
 
     def _write(self, report: RunReport, exit_code: int, message: str) -> None:
-        self._id = self._id or _choose_id(self._store, self._began_s)
-        record = self._make(self._id, report, exit_code, message)
-        content = json.dumps(record.to_json()).encode()
-        self._store.write_file(str(_path(self._store, self._id)), content)
-
-    def _make(self, name: str, report: RunReport, exit_code: int, message: str) -> RunRecord:
-        host = read_host()
-        return RunRecord(
-            id=name,
+        self._id, host = self._id or _choose_id(self._store, self._began_s), read_host()
+        record = RunRecord(
+            id=self._id,
             argv=tuple(map(without_password, self._argv)),
             folder=str(Path.cwd()),
             began_s=self._began_s,
@@ -229,7 +224,7 @@ class Recording:
             machine=Machine(platform.node(), packages.host_platform(), host.model, host.cores),
             recipes=tuple(_list_recipes(report)),
             sources=tuple(_list_sources(report, self.lock)),
-            stages=tuple(self._with_log(stage) for stage in report.stages),
+            stages=tuple(_with_log(stage, self._store) for stage in report.stages),
             builds=list_builds(report),
             delivered=report.delivered,
             damage=report.damage,
@@ -237,11 +232,14 @@ class Recording:
             message=message,
             timeline=report.timeline,
         )
+        content = json.dumps(record.to_json()).encode()
+        self._store.write_file(str(_path(self._store, self._id)), content)
 
-    def _with_log(self, stage: StageReport) -> StageReport:
-        log = log_path(self._store, stage.recipe, stage.label)
-        was_executed = stage.outcome not in ("hit", "fetched", "skipped")
-        return stage._replace(log=str(log)) if was_executed and log.is_file() else stage
+
+def _with_log(stage: StageReport, store: LocalStore) -> StageReport:
+    log = log_path(store, stage.recipe, stage.label)
+    was_executed = stage.outcome not in ("hit", "fetched", "skipped")
+    return stage._replace(log=str(log)) if was_executed and log.is_file() else stage
 
 
 @contextlib.contextmanager
@@ -290,15 +288,13 @@ def recorded_path(path: str | Path) -> Path:
 def _list_recipes(report: RunReport) -> Iterator[RecipeSource]:
     for origin in report.origins:
         state = read_source_state(origin)
-        commit, clean = (state.commit, state.clean) if state else ("", "")
-        path, pipeline = (str(recorded_path(name)) for name in (origin.path, origin.pipeline))
         yield RecipeSource(
             recipe=origin.recipe,
             variant=origin.variant,
-            path=path,
-            pipeline=pipeline,
-            commit=commit,
-            clean=clean,
+            path=str(recorded_path(origin.path)),
+            pipeline=str(recorded_path(origin.pipeline)),
+            commit=state.commit if state else "",
+            clean=state.clean if state else "",
         )
 
 

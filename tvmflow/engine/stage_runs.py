@@ -145,19 +145,19 @@ class StageExecution:
         with self._sync_ledger():
             result = self._run_in_worker(claim, log)
         _log.debug("%s: %s after %.1f s", spec.id, result.outcome, result.seconds)
+        facts = dict(result.facts)
         report = StageReport(
             stage_id=spec.id,
             outcome="ran" if result.outcome == "ok" else result.outcome,
             reason=self.reason,
             seconds=result.seconds,
-            facts=dict(result.facts),
+            facts=facts,
             message=result.message,
             fix=result.fix,
             log=existing_log(result.log) if result.message else "",
             key=self.key.digest,
         )
         if report.outcome == "ran":
-            facts = dict(report.facts)
             artifact = store.publish(claim, self.key, facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)
         # The verdict on a rejected library is not a result, so it is stored as a blob only.
