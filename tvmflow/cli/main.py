@@ -1,7 +1,6 @@
 """The command line: how each command starts and ends.
 
-The help of a command, and what is wrong with a command line, are printed without importing what commands
-need to run: that is imported where it is used.
+Helps and mistakes in command lines are printed without importing what commands need to run.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tvmflow.cli.commands import (
     COMMANDS,
@@ -36,11 +35,8 @@ if TYPE_CHECKING:
     from tvmflow.cli.options import Options
 
 
-class Invocation(NamedTuple):
-    """A parsed command line: its function, and -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`."""
-
-    run: Callable[[], int]
-    verbosity: int
+Invocation = Callable[[], int]
+"""A parsed command line: runs it, and returns the exit code."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         return _report_problem(error)
     try:
         with termination.Unwinding():
-            return invocation.run()
+            return invocation()
     except TvmflowError as error:
         return _report_problem(error)
     except KeyboardInterrupt:
@@ -120,7 +116,7 @@ def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) 
     namespace = parser.parse(words)
     namespace.argv = list(argv)
     options = parser.read_options(namespace)
-    return Invocation(lambda: _run(command, options, namespace.verbosity), namespace.verbosity)
+    return lambda: _run(command, options, namespace.verbosity)
 
 
 def _run(command: Command, options: Options, verbosity: int) -> int:
@@ -145,7 +141,7 @@ def _printing(text: str, stream: TextIO | None = None, exit_code: int = EXIT_OK)
         (stream or sys.stdout).write(text)
         return exit_code
 
-    return Invocation(write, 0)
+    return write
 
 
 def _report_problem(problem: TvmflowError) -> int:

@@ -127,7 +127,6 @@ def _by_recipe(nodes: Iterable[Node]) -> dict[str, list[Node]]:
 # ---------------------------------------------------------------- drawing
 # SVG without Graphviz: a column for each step, and rows for each target.
 
-
 NODE_HEIGHT: Final = 44
 NODE_GAP: Final = 24
 _ROW: Final = 56
@@ -160,11 +159,6 @@ _STYLE: Final = (
   }
 """
 )
-
-
-class _Place(NamedTuple):
-    x: float
-    y: float
 
 
 class Drawing(NamedTuple):
@@ -203,7 +197,7 @@ def draw_stages(
     columns = _find_columns(nodes, edges)
     rows, headings, bottom = _find_rows(nodes, columns, heading)
     places = {
-        stage_id: _Place(_MARGIN + column * (width + NODE_GAP), rows[stage_id])
+        stage_id: (_MARGIN + column * (width + NODE_GAP), rows[stage_id])
         for stage_id, column in columns.items()
     }
     path = "".join(_draw_edge(places[before], places[after], width) for before, after in edges)
@@ -262,15 +256,19 @@ def _find_rows(
     return rows, headings, top + _MARGIN
 
 
-def _draw_edge(start: _Place, end: _Place, width: int) -> str:
-    x, y, last = start.x + width, start.y + NODE_HEIGHT / 2, end.y + NODE_HEIGHT / 2
+def _draw_edge(start: tuple[float, float], end: tuple[float, float], width: int) -> str:
+    x, y, right, last = (
+        start[0] + width,
+        start[1] + NODE_HEIGHT / 2,
+        end[0],
+        end[1] + NODE_HEIGHT / 2,
+    )
     # the curve bends right before its end, where nothing is drawn
-    turn = end.x - NODE_GAP
-    bend = turn + NODE_GAP / 2
-    return f"M{x:.0f} {y:.0f}H{turn:.0f}C{bend:.0f} {y:.0f} {bend:.0f} {last:.0f} {end.x:.0f} {last:.0f}"
+    turn, bend = right - NODE_GAP, right - NODE_GAP / 2
+    return f"M{x:.0f} {y:.0f}H{turn:.0f}C{bend:.0f} {y:.0f} {bend:.0f} {last:.0f} {right:.0f} {last:.0f}"
 
 
-def _draw_node(node: Node, place: _Place, width: int) -> Markup:
+def _draw_node(node: Node, place: tuple[float, float], width: int) -> Markup:
     text = f"{node.stage_id}: {node.reason}"
     return element(
         "g",
@@ -280,7 +278,7 @@ def _draw_node(node: Node, place: _Place, width: int) -> Markup:
         element("text", node.detail, x=_PADDING, y=35),
         element("text", node.note, x=width - _PADDING + 1, y=35, text_anchor="end"),
         class_=f"node {node.style}",
-        transform=f"translate({place.x:.0f} {place.y:.0f})",
+        transform="translate({:.0f} {:.0f})".format(*place),
         tabindex=0,
         role="img",
         aria_label=text,

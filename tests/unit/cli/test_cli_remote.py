@@ -126,7 +126,7 @@ def test_both_sub_commands_have_help(capsys: pytest.CaptureFixture[str]) -> None
 
 def cache_command(store: LocalStore, *arguments: str) -> int:
     argv = ["cache", *arguments, "--store", store.root]
-    return main.parse(argv).run()
+    return main.parse(argv)()
 
 
 def test_push_uploads_waiting_results_and_no_result_twice(
