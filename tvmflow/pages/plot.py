@@ -220,10 +220,6 @@ class Frame(NamedTuple):
     x: Scale
     y: Scale
 
-    def point(self, x: float, y: float) -> str:
-        """Return the pixels of a pair of values for a path."""
-        return f"{self.x.at(x):.1f} {self.y.at(y):.1f}"
-
 
 def make_frame(x: Axis, y: Axis) -> Frame:
     """Return the scales of a plot with these axes."""

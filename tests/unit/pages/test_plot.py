@@ -63,7 +63,7 @@ def test_a_line_goes_in_steps() -> None:
     frame = make_frame(x, y)
     path = re.findall(r' d="([^"]*)"', draw_line([(0, 3), (1, 1), (2, 1)], frame, 0))[0]
     x1, x2, y1 = frame.x.at(1), frame.x.at(2), frame.y.at(1)
-    assert path == f"M{frame.point(0, 3)}H{x1:.1f}V{y1:.1f}H{x2:.1f}"
+    assert path == f"M{frame.x.at(0):.1f} {frame.y.at(3):.1f}H{x1:.1f}V{y1:.1f}H{x2:.1f}"
 
 
 def test_series_beyond_the_colours_have_dashes() -> None:
