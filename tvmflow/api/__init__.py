@@ -209,10 +209,8 @@ def check_limits(jobs: object, stage_timeout_s: object = None, stage_memory: obj
     ):
         raise UsageError(f"stage_timeout_s={stage_timeout_s!r} is not a number of seconds above 0")
     if stage_memory is not None and not _is_integer_from(0, stage_memory):
-        raise UsageError(
-            f"stage_memory={stage_memory!r} is not a whole number of bytes",
-            fix="stage_memory=4 << 30",
-        )
+        fix = "stage_memory=4 << 30"
+        raise UsageError(f"stage_memory={stage_memory!r} is not a whole number of bytes", fix=fix)
 
 
 def _is_integer_from(least: int, value: object) -> bool:

@@ -174,10 +174,8 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
             fix="leave --archive out for a model that is a file",
         )
     if path.suffix != _ARCHIVE_SUFFIX:
-        raise UsageError(
-            f"--archive {path}: the name does not end in {_ARCHIVE_SUFFIX}",
-            fix=f"write --archive {path.with_suffix(_ARCHIVE_SUFFIX)}",
-        )
+        fix = f"write --archive {path.with_suffix(_ARCHIVE_SUFFIX)}"
+        raise UsageError(f"--archive {path}: the name does not end in {_ARCHIVE_SUFFIX}", fix=fix)
     if path.exists() and not replace:
         raise UsageError(f"{path} exists", fix="replace it with --force, or write another file")
     make_folder(path.parent)
@@ -282,10 +280,8 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     if recipe.open_lines:
         open_shapes = recipe.open_shapes.items()
         shapes = (f"--shape {shell_word(name)}={','.join(shape)}" for name, shape in open_shapes)
-        raise UsageError(
-            f"{chosen.model} has dynamic dimensions",
-            fix=f"give them, with a number for each {SIZE}: {' '.join(shapes)}",
-        )
+        fix = f"give them, with a number for each {SIZE}: {' '.join(shapes)}"
+        raise UsageError(f"{chosen.model} has dynamic dimensions", fix=fix)
     if not options.output.json:
         print_notes(options.output, *recipe.describe_batch())
     path = folder / f"{model.name}{SUFFIX}"

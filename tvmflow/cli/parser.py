@@ -105,10 +105,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as an error of the command line."""
         message = _IGNORED_VALUE.sub(r"\1 takes no value, and has \2", message)
-        raise UsageError(
-            f"{self.command.name}: {message}",
-            fix=f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options",
-        )
+        fix = f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options"
+        raise UsageError(f"{self.command.name}: {message}", fix=fix)
 
 
 def _list_commands_with(option: str) -> list[str]:

@@ -67,10 +67,8 @@ _SHOWN_PATHS: Final = 3
 
 def plan(options: PlanOptions) -> int:
     if options.graph and options.json:
-        raise UsageError(
-            "--graph and --json cannot be combined",
-            fix="use --json alone: its stages have the edges of the graph as `needs`",
-        )
+        fix = "use --json alone: its stages have the edges of the graph as `needs`"
+        raise UsageError("--graph and --json cannot be combined", fix=fix)
     recipes = options.recipes
     check_output_file(options.output, recipes.recipes)
     store = options.store.open_to_read()
@@ -177,10 +175,8 @@ def explain(options: ExplainOptions) -> int:
     if options.critical:
         return _explain_length(options)
     if options.recipe is None:
-        raise UsageError(
-            "explain: no recipe is named",
-            fix="name the recipe of the stage; `tvmflow explain --critical` is about the last run",
-        )
+        fix = "name the recipe of the stage; `tvmflow explain --critical` is about the last run"
+        raise UsageError("explain: no recipe is named", fix=fix)
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan

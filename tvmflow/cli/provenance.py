@@ -157,10 +157,8 @@ def sign(options: SignOptions) -> int:
 
     key = signing.load_private_key(options.key) if options.key else signing.load_signing_key()
     if key is None:
-        raise UsageError(
-            "there is no key to sign with",
-            fix=f"name one with --key or ${signing.KEY_VARIABLE}; `tvmflow keygen FILE` creates one",
-        )
+        fix = f"name one with --key or ${signing.KEY_VARIABLE}; `tvmflow keygen FILE` creates one"
+        raise UsageError("there is no key to sign with", fix=fix)
     for path in [path for file in options.files for path in _find_statements(file)]:
         try:
             sign_statements(path, key)
@@ -212,10 +210,8 @@ def _find_statements(path: Path) -> list[Path]:
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))
     if not statements:
-        raise UsageError(
-            f"{path} holds no statement of provenance (*{STATEMENT_SUFFIX})",
-            fix="name the folder of a target, such as dist/digits/host",
-        )
+        fix = "name the folder of a target, such as dist/digits/host"
+        raise UsageError(f"{path} holds no statement of provenance (*{STATEMENT_SUFFIX})", fix=fix)
     return statements
 
 

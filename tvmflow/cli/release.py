@@ -271,10 +271,8 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) 
     specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
     if not specs:
         names = " and ".join(name for name, stage in STAGES.items() if stage.TRAITS.dump_ir)
-        raise StageError(
-            "--dump-ir: no stage of this run lowers a model",
-            fix=f"run {names}, for example without --until",
-        )
+        fix = f"run {names}, for example without --until"
+        raise StageError("--dump-ir: no stage of this run lowers a model", fix=fix)
     state, exit_code = evaluate_plan(plan, store), EXIT_OK
     with ForkServer.start(WITH_TVM) as fork_server:
         for spec in specs:

@@ -198,10 +198,8 @@ def compare(options: CompareOptions) -> int:
     comparison = compare_sides(sides[0], sides[1], store)
     limit = options.fail_on_regression
     if limit is not None and not sides[0].builds.keys() & sides[1].builds.keys():
-        raise UsageError(
-            "nothing can become worse: no build of A is in B",
-            fix="compare two runs of the same recipes",
-        )
+        fix = "compare two runs of the same recipes"
+        raise UsageError("nothing can become worse: no build of A is in B", fix=fix)
     regressions = [] if limit is None else comparison.list_regressions(limit)
     if options.md and not options.json:
         print_lines(*_format_markdown(comparison, regressions))

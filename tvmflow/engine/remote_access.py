@@ -113,10 +113,8 @@ def open_command_client(
             "no remote cache is named", fix=f"give --remote URL, or set ${URL_VARIABLE}"
         )
     if _find_mode(None) == _OFF:
-        raise UsageError(
-            f"${MODE_VARIABLE} is off: remote caches must not be used",
-            fix="unset it for this command",
-        )
+        fix = "unset it for this command"
+        raise UsageError(f"${MODE_VARIABLE} is off: remote caches must not be used", fix=fix)
     access = Access(reads=not writes, writes=writes)
     connection = _open_connection(settings, url, store, access, warn, lambda: False)
     return RemoteCacheClient(connection, _can_be_shown)

@@ -365,10 +365,8 @@ def may_name_run(store: LocalStore, name: str) -> bool:
 def _find_id(names: Sequence[str], name: str, store: LocalStore) -> str:
     fix = "`tvmflow runs` lists the runs"
     if not names:
-        raise UsageError(
-            f"{shortest_path(store.root)} has no record of a run",
-            fix="a run that does something leaves one; `--store DIR` names another store",
-        )
+        fix = "a run that does something leaves one; `--store DIR` names another store"
+        raise UsageError(f"{shortest_path(store.root)} has no record of a run", fix=fix)
     latest, _, steps = name.partition("~")
     if latest == LATEST and (steps.isdecimal() or name == LATEST):
         index = int(steps or 0)
@@ -443,10 +441,8 @@ def find_logs(
         return selected
     if not logs:
         of = f" of {names_text(sorted(recipes))}" if recipes else ""
-        raise UsageError(
-            f"{shortest_path(store.root)} has no log of a stage{of}",
-            fix="a stage that is executed leaves one; `--store DIR` names another store",
-        )
+        fix = "a stage that is executed leaves one; `--store DIR` names another store"
+        raise UsageError(f"{shortest_path(store.root)} has no log of a stage{of}", fix=fix)
     names = [log.stage_id for log in logs]
     labels = [name.partition(":")[2] for name in names]
     candidates = nearest(stage, {*labels, *(label.partition("/")[0] for label in labels)})

@@ -140,10 +140,8 @@ def read_timeline(value: Json, run: str) -> Timeline:
         return from_json(Timeline, value)
     except Mismatch as error:
         problem = "cannot be read" if value else "is missing"
-        raise UsageError(
-            f"the timeline of run {run} {problem} ({error})",
-            fix="runs of this version record one: `tvmflow runs` lists the runs",
-        ) from error
+        fix = "runs of this version record one: `tvmflow runs` lists the runs"
+        raise UsageError(f"the timeline of run {run} {problem} ({error})", fix=fix) from error
 
 
 def make_trace(

@@ -72,17 +72,13 @@ def find_scheduler(option: str | None) -> str:
     """Return the address that `--scheduler` or the environment names, or raise UsageError."""
     address = option or os.environ.get(SCHEDULER_VARIABLE, "")
     if not address:
-        raise UsageError(
-            "no scheduler is named",
-            fix=f"give --scheduler tcp://HOST:PORT, or set ${SCHEDULER_VARIABLE}",
-        )
+        fix = f"give --scheduler tcp://HOST:PORT, or set ${SCHEDULER_VARIABLE}"
+        raise UsageError("no scheduler is named", fix=fix)
     scheme, separator, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
     if (separator and scheme not in ("tcp", "tls")) or not host or not port.isdecimal():
-        raise UsageError(
-            f"--scheduler {address}: not an address of a scheduler",
-            fix="give it as tcp://HOST:PORT, or tls://HOST:PORT",
-        )
+        fix = "give it as tcp://HOST:PORT, or tls://HOST:PORT"
+        raise UsageError(f"--scheduler {address}: not an address of a scheduler", fix=fix)
     return address if separator else f"tcp://{address}"
 
 
