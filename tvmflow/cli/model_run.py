@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.cli.output import check_output_file, print_result, write_file
-from tvmflow.cli.run_model import FILLS, RANDOM, RunModelOptions
+from tvmflow.cli.run_model_options import FILLS, RANDOM, RunModelOptions
 from tvmflow.core.dimensions import choose_tuning_size, sizes_text, specs_at
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, BundleError, UsageError
