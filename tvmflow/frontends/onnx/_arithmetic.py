@@ -1,13 +1,13 @@
 """Converters of activations, arithmetic, reductions, sorting and norms, and helpers of all converters.
 
-Operators work in the dtype of their data; float16 and bfloat16 are accumulated in float32.
+Operators compute in the dtype of their data; float16 and bfloat16 are accumulated in float32.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,12 +26,10 @@ class NodeToConvert(NamedTuple):
     """A node that a converter turns into Relax.
 
     Attributes:
-        builder: The builder of the model.
         inputs: The operands; None for missing ones.
         attributes: The attributes; strings are bytes.
-        opset: The version of the operator set.
         convert_by_tvm: Converts the node as TVM does, with other operands.
-        counts_rows: Whether a number of rows that is known only when the model runs is a count, and no size.
+        counts_rows: Whether a number of rows that is known only when the model runs is a count, and not a size.
     """
 
     builder: relax.BlockBuilder
@@ -63,6 +61,19 @@ class NodeToConvert(NamedTuple):
     def text(self, name: str, default: str) -> str:
         return attribute_text(self.attributes, name, default)
 
+    def is_set(self, name: str, default: int = 0) -> bool:
+        return bool(self.attributes.get(name, default))
+
+    def kernel(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """Emit a kernel of TE, which has the name of its function."""
+        name = str(getattr(function, "func", function).__name__)
+        return self.builder.emit_te(function, *operands, primfunc_name_hint=name)
+
+    def refuse_auto_pad(self) -> None:
+        """Refuse padding that `rewrite_windows` could not compute."""
+        if self.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+            raise ValueError("auto_pad needs a known size of the data")
+
 
 Converter = Callable[[NodeToConvert], Any]
 
@@ -88,6 +99,11 @@ def is_float(expr: Any) -> bool:
     return "float" in dtype_of(expr)
 
 
+def are_tensors(exprs: Iterable[Any]) -> bool:
+    """Return whether expressions are tensors, and not shapes."""
+    return all(isinstance(expr.ty, relax.TensorType) for expr in exprs)
+
+
 def list_sizes(expr: Any) -> list[Any]:
     """Return the sizes of a tensor: ints where they are fixed."""
     return [plain(extent) for extent in expr.ty.shape]
@@ -98,6 +114,11 @@ def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
     if not isinstance(expr, tvm.ir.Constant):
         raise ValueError(f"{name} depends on the inputs, which is not supported")
     return np.asarray(expr.value.numpy())
+
+
+def known_integer(expr: Any, name: str) -> int:
+    """Return the value of a constant operand of one element."""
+    return int(known_array(expr, name).reshape(()))
 
 
 # ---------------------------------------------------------------- activations
@@ -166,9 +187,14 @@ def convert_hardmax(node: NodeToConvert) -> Any:
         raise ValueError("its axis needs a fixed size")
     indices = node.emit(relax.op.argmax(x, axis=axis, keepdims=True))
     indices = relax.op.maximum(indices, relax.const(0, "int64"))
-    shape = [sizes[axis] if n == axis else 1 for n in range(len(sizes))]
-    columns = relax.const(np.arange(sizes[axis]).reshape(shape), "int64")
+    columns = count_along(axis, sizes[axis], len(sizes))
     return relax.op.astype(relax.op.equal(indices, columns), dtype_of(x))
+
+
+def count_along(axis: int, count: int, rank: int) -> Any:
+    """Return the constant 0 … count − 1 along an axis, with one element along the others."""
+    shape = [count if n == axis else 1 for n in range(rank)]
+    return relax.const(np.arange(count).reshape(shape), "int64")
 
 
 def convert_bit_shift(node: NodeToConvert) -> Any:
@@ -205,8 +231,7 @@ def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
 
 def convert_equal(node: NodeToConvert) -> Any:
     """Return where operands are equal; TVM generates no code that compares bools."""
-    is_tensor = all(isinstance(x.ty, relax.TensorType) for x in node.inputs)
-    if not is_tensor or dtype_of(node.inputs[0]) != "bool":
+    if not are_tensors(node.inputs) or dtype_of(node.inputs[0]) != "bool":
         return node.by_tvm()
     return relax.op.logical_not(node.emit(relax.op.logical_xor(*node.inputs)))
 
@@ -258,7 +283,7 @@ def convert_pow(node: NodeToConvert) -> Any:
 def convert_mod(node: NodeToConvert) -> Any:
     """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
     left, right = node.inputs
-    if node.attributes.get("fmod", 0) or not is_float(left):
+    if node.is_set("fmod") or not is_float(left):
         return node.by_tvm()
     rest, zero = node.emit(relax.op.mod(left, right)), constant(0, left)
     differs = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(right, zero))
@@ -270,7 +295,7 @@ def convert_is_inf(node: NodeToConvert) -> Any:
     """Return which values are infinite, or only those of one sign."""
     [x] = node.inputs
     signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
-    comparisons = [compare for name, compare in signs.items() if node.attributes.get(name, 1)]
+    comparisons = [compare for name, compare in signs.items() if node.is_set(name, 1)]
     infinite = node.emit(relax.op.isinf(x))
     if len(comparisons) == len(signs):
         return infinite
@@ -301,10 +326,10 @@ def convert_bit_cast(node: NodeToConvert) -> Any:
     if "bool" in (dtype, dtype_of(x)):
         return relax.op.astype(x, dtype)
 
-    def reinterpret(data: Any) -> Any:
+    def bit_cast(data: Any) -> Any:
         return te.compute(data.shape, lambda *i: tirx.reinterpret(dtype, data(*i)), name="bit_cast")
 
-    return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
+    return node.kernel(bit_cast, x)
 
 
 _NARROW: Final = ("float16", "bfloat16")
@@ -345,9 +370,9 @@ class Reduction(NamedTuple):
         reduce: The reduction itself, of data, axes and whether these stay with one element.
         before: The function of each element.
         after: The function of each result.
-        alone: Their effect on an element that is not reduced; None for one after the other.
+        alone: The function of elements that are not reduced; None for `before`, then `after`.
         has_float_result: Whether integers are computed as float64.
-        empty: The reduction of no elements; that of integers is the nearest one.
+        empty: The reduction of no elements; of integers, the nearest one.
     """
 
     reduce: Callable[[Any, Sequence[int] | None, bool], Any]
@@ -364,11 +389,11 @@ def convert_reduction(node: NodeToConvert, reduction: Reduction) -> Any:
     axes = [int(axis) for axis in node.attributes.get("axes", ())]
     if node.operand(1) is not None and 0 not in list_sizes(node.operand(1)):
         axes = [int(axis) for axis in known_array(node.operand(1), "axes").reshape(-1)]
-    keeps = bool(node.attributes.get("keepdims", 1))
+    keeps = node.is_set("keepdims", 1)
     is_wide = dtype in _NARROW
     if is_wide or (reduction.has_float_result and not is_float(data)):
         data = node.cast(data, _WIDE if is_wide else "float64")
-    if not axes and node.attributes.get("noop_with_empty_axes", 0):
+    if not axes and node.is_set("noop_with_empty_axes"):
         steps = [reduction.alone] if reduction.alone else [reduction.before, reduction.after]
     else:
         reduce = functools.partial(_reduce, node, reduction, axes=axes, keeps=keeps)
@@ -384,7 +409,7 @@ def _reduce(
     """Return data reduced along axes, or all of them; a scalar is its own reduction."""
     sizes = list_sizes(data)
     reduced = {axis % len(sizes) for axis in axes} or set(range(len(sizes)))
-    if any(_is_empty(sizes[axis]) for axis in reduced):
+    if has_no_elements(sizes[axis] for axis in reduced):
         kept = [1 if n in reduced else size for n, size in enumerate(sizes)]
         shape = kept if keeps else [size for n, size in enumerate(sizes) if n not in reduced]
         # TVM divides by the number of elements, and has no kernel of a loop that never runs
@@ -392,12 +417,12 @@ def _reduce(
     return reduction.reduce(data, axes or None, keeps) if sizes else node.emit(data)
 
 
-def _is_empty(size: Any) -> bool:
-    return isinstance(size, int) and size == 0
+def has_no_elements(sizes: Iterable[Any]) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 def _limit(value: float, like: Any) -> float:
-    """Return a number that the dtype of a tensor has: the smallest or largest one for an infinity."""
+    """Return a value, or the smallest or largest one of the tensor's dtype for an infinity that it lacks."""
     if is_float(like) or math.isfinite(value):
         return value
     limits = np.iinfo(dtype_of(like))
@@ -409,7 +434,7 @@ def square(x: Any) -> Any:
 
 
 def log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
-    """Return ln Σ eˣ, computed less the largest element where that is finite."""
+    """Return ln Σ eˣ, shifted by the largest element where that is finite."""
     largest = relax.op.max(x, axes, True)
     shift = relax.op.where(relax.op.isfinite(largest), largest, relax.op.zeros_like(largest))
     result = relax.op.log(relax.op.sum(relax.op.exp(x - shift), axes, True)) + shift
@@ -417,10 +442,10 @@ def log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
 
 
 def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None, bool], Any]:
-    """Return the reduction to maxima or minima, also of rows of nothing but infinities.
+    """Return the reduction to maxima or minima, also of rows of infinities.
 
-    TVM's start with the lowest or highest finite number; half of any number is within it, and only
-    the double of the start itself is infinite.
+    TVM's reductions start with the lowest or highest finite value. Half of any value is within it, and only the
+    double of the start itself is infinite.
     """
 
     def function(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
@@ -432,13 +457,9 @@ def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None,
 
 
 def convert_reduce_mean(node: NodeToConvert) -> Any:
-    """Return means; of integers by way of int64.
-
-    TVM computes those of int32 as int64, which it does not say.
-    """
-    reduction, dtype = Reduction(relax.op.mean), dtype_of(node.inputs[0])
-    is_exact = is_float(node.inputs[0]) or dtype == "int64"
-    return _convert_as(node, reduction, dtype if is_exact else "int64")
+    """Return means; those of integers are computed as int64, which TVM does for int32 without a cast."""
+    dtype = dtype_of(node.inputs[0]) if is_float(node.inputs[0]) else "int64"
+    return _convert_as(node, Reduction(relax.op.mean), dtype)
 
 
 def convert_reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
@@ -485,11 +506,16 @@ def _first_result(node: NodeToConvert) -> Any:
 
 
 def convert_mean_variance_norm(node: NodeToConvert) -> Any:
-    """Return data less its mean, divided by its deviation, which loses no digits as a difference would."""
+    """Return data minus its mean, divided by its deviation; mean(x²) − mean(x)² would lose digits."""
     [x], axes = node.inputs, [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
-    centred = node.emit(x - relax.op.mean(x, axes, True))
-    variance = node.emit(relax.op.mean(square(centred), axes, True))
+    centred, variance = _center(node, x, axes)
     return centred / (relax.op.sqrt(variance) + constant(1e-9, x))
+
+
+def _center(node: NodeToConvert, x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+    """Return data minus its mean, and its variance."""
+    centred = node.emit(x - relax.op.mean(x, axes, True))
+    return centred, node.emit(relax.op.mean(square(centred), axes, True))
 
 
 def refuse_empty_images(convert: Converter) -> Converter:
@@ -498,7 +524,7 @@ def refuse_empty_images(convert: Converter) -> Converter:
     @functools.wraps(convert)
     def checked(node: NodeToConvert) -> Any:
         shape = list_sizes(node.inputs[0])
-        if any(map(_is_empty, shape[1:])):
+        if has_no_elements(shape[1:]):
             raise ValueError(f"its data of shape {shape} has no pixels")
         return convert(node)
 
@@ -544,7 +570,7 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
         attributes, [int(size) for size in attributes["kernel_shape"]]
     )
     ends = list(after)
-    if attributes.get("ceil_mode", 0):
+    if node.is_set("ceil_mode"):
         # the last windows read zeros beyond the data
         for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
             reach = (window[axis] - 1) * dilations[axis] + 1
@@ -556,8 +582,7 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
             count -= (count - 1) * step >= size + before[axis]
             ends[axis] += max(0, (count - 1) * step - room)
     pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
-    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise ValueError("auto_pad needs a known size of the data")
+    node.refuse_auto_pad()
     means = pool(x, window, strides, [*before, *ends], dilations, count_include_pad=True)
     return means * constant(float(math.prod(window)), x)
 
@@ -584,10 +609,10 @@ def convert_arg_extreme(node: NodeToConvert) -> Any:
     TVM starts with that value and the index -1, which stays where no element beats it.
     """
     extent = list_sizes(node.inputs[0])[node.integer("axis", 0)]
-    if isinstance(extent, int) and extent == 0:
+    if has_no_elements([extent]):
         raise ValueError("its data has no elements along the axis")
     result = node.emit(node.by_tvm())
-    if not node.attributes.get("select_last_index", 0):
+    if not node.is_set("select_last_index"):
         return relax.op.maximum(result, constant(0, result))
     # TVM counts from the end then.
     return relax.op.minimum(result, constant(extent - 1, result))
@@ -616,12 +641,10 @@ def convert_cum_sum(node: NodeToConvert) -> Any:
 def convert_cum_prod(node: NodeToConvert) -> Any:
     """Return cumulative products along an axis."""
     x, axis = node.inputs
-    axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
-    is_reversed = bool(node.attributes.get("reverse", 0))
-    data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
-    exclusive = bool(node.attributes.get("exclusive", 0))
-    product = node.emit(relax.op.cumprod(data, axis, dtype_of(x), exclusive))
-    return relax.op.flip(product, axis) if is_reversed else product
+    axis = known_integer(axis, "axis") % len(list_sizes(x))
+    data = node.emit(relax.op.flip(x, axis)) if node.is_set("reverse") else x
+    product = node.emit(relax.op.cumprod(data, axis, dtype_of(x), node.is_set("exclusive")))
+    return relax.op.flip(product, axis) if node.is_set("reverse") else product
 
 
 def convert_layer_norm(node: NodeToConvert) -> Any:
@@ -630,10 +653,7 @@ def convert_layer_norm(node: NodeToConvert) -> Any:
     if dtype_of(data) != "float64":
         return node.by_tvm()
     rank = len(list_sizes(data))
-    axes = list(range(node.integer("axis", -1) % rank, rank))
-    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
-    centred = node.emit(data - mean)
-    variance = node.emit(relax.op.mean(square(centred), axes, keepdims=True))
+    centred, variance = _center(node, data, list(range(node.integer("axis", -1) % rank, rank)))
     epsilon = constant(node.number("epsilon", 1e-5), data)
     scaled = node.emit(centred / relax.op.sqrt(variance + epsilon) * scale)
     return scaled + shift[0] if shift and shift[0] is not None else scaled

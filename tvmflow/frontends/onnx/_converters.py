@@ -16,9 +16,12 @@ from tvm import relax
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._arithmetic import (
     NodeToConvert,
+    are_tensors,
     constant,
+    count_along,
     is_float,
     known_array,
+    known_integer,
     list_sizes,
     read_interpolation,
 )
@@ -54,11 +57,10 @@ from tvmflow.graph.resize import Interpolation
 def convert_index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
     """Convert gathers and scatters by indices; negative ones count from the end unless marked otherwise."""
     data, indices, *rest = node.inputs
-    is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
-    if FROM_START not in node.attributes or not is_tensor:
-        is_scatter = operator is relax.op.scatter_elements
+    is_scatter = operator is relax.op.scatter_elements
+    if FROM_START not in node.attributes or not are_tensors((data, indices)):
         return convert_scatter(node) if is_scatter else node.by_tvm()
-    if operator is not relax.op.scatter_elements:
+    if not is_scatter:
         name = "batch_dims" if operator is relax.op.gather_nd else "axis"
         return operator(data, indices, node.integer(name, 0))
     beyond = constant(np.iinfo(dtype_of(indices)).min, indices)
@@ -77,24 +79,21 @@ def convert_scatter(node: NodeToConvert) -> Any:
 
 
 def convert_slice(node: NodeToConvert) -> Any:
-    """Return a slice with constant bounds, which are limited as ONNX does.
+    """Return a slice whose constant bounds are limited to the data.
 
     TVM fails where a slice has no elements, and drops the first one where it begins before the data
     and runs backwards.
     """
-    data, *operands = node.inputs
-    bounds = [operand for operand in operands if operand is not None]
-    is_known = len(bounds) > 1 and all(isinstance(bound, tvm.ir.Constant) for bound in bounds)
-    if not is_known or not isinstance(data.ty, relax.TensorType):
+    data, *bounds = node.inputs
+    is_known = all(bound is None or isinstance(bound, tvm.ir.Constant) for bound in bounds)
+    if not is_known or not are_tensors([data]):
         return node.by_tvm()
     shape = list_sizes(data)
     starts, ends, axes, steps = (
-        None if operand is None else known_array(operand, "a bound").ravel().tolist()
-        for operand in [*operands, None, None][:4]
+        [] if bound is None else known_array(bound, "a bound").ravel().tolist()
+        for bound in [*bounds, None, None][:4]
     )
-    starts, ends = starts or [], ends or []
-    axes = list(range(len(starts))) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     fits = 0 < len(starts) == len(ends) == len(axes) == len(steps)
     is_fixed = all(
         -len(shape) <= axis < len(shape) and isinstance(shape[axis], int) for axis in axes
@@ -111,10 +110,8 @@ def convert_slice(node: NodeToConvert) -> Any:
 
 def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int, int]:
     """Return the bounds and the step of a slice that stays within an axis, as TVM takes them."""
-    first, last = (0, extent) if step > 0 else (-1, extent - 1)
-    start, end = (index + extent if index < 0 else index for index in (start, end))
-    start, end = min(max(start, 0), last), min(max(end, first), last)
-    if (end - start) * step <= 0:
+    start, end, step = slice(start, end, step).indices(extent)
+    if not range(start, end, step):
         return 0, 0, 1
     # counted from the end of the axis, because TVM reads -1 as the last element
     return start, end if end >= 0 else -extent - 1, step
@@ -127,8 +124,7 @@ def convert_conv_integer(node: NodeToConvert) -> Any:
     """Return the convolution of 8-bit values minus their zero points, as int32."""
     data, weights, *zero_points = node.inputs
     attributes, rank = node.attributes, len(list_sizes(data)) - 2
-    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise ValueError("auto_pad needs a known size of the data")
+    node.refuse_auto_pad()
     zero, weight_zero = [*zero_points, None, None][:2]
     if weight_zero is not None and math.prod(list_sizes(weight_zero)) > 1:
         # one for each channel of the result
@@ -193,7 +189,7 @@ def convert_split_to_sequence(node: NodeToConvert) -> Any:
         node.builder.emit(relax.op.strided_slice(data, [axis], [start], [end]))
         for start, end in itertools.pairwise(cuts)
     ]
-    if len(node.inputs) == 1 and not node.attributes.get("keepdims", 1):
+    if len(node.inputs) == 1 and not node.is_set("keepdims", 1):
         parts = [node.builder.emit(relax.op.squeeze(part, [axis])) for part in parts]
     return relax.Tuple(parts)
 
@@ -201,7 +197,7 @@ def convert_split_to_sequence(node: NodeToConvert) -> Any:
 def convert_concat_from_sequence(node: NodeToConvert) -> Any:
     """Return the parts of a sequence concatenated, without empty ones, or stacked."""
     [parts], axis = node.inputs, int(node.attributes["axis"])
-    if node.attributes.get("new_axis", 0):
+    if node.is_set("new_axis"):
         return relax.op.stack(list(parts), axis)
     kept = [part for part in parts if 0 not in list_sizes(part)] or list(parts)[:1]
     return relax.op.concat(kept, axis)
@@ -214,18 +210,19 @@ def convert_concat_from_sequence(node: NodeToConvert) -> Any:
 _Array = np.ndarray[Any, Any]
 
 _MAX_FOURIER_ELEMENTS: Final = 1 << 25
+_FOURIER_OPERANDS: Final = "an axis, a step or a length"
 
 
 def convert_dft(node: NodeToConvert) -> Any:
     """Return the DFT of real or complex numbers (…, n, …, 1 or 2) along one axis."""
     x, length, axis, *_ = [*node.inputs, None, None]
-    shape, attributes = list_sizes(x), node.attributes
-    default = attributes.get("axis", 1 if node.opset < 20 else -2)
-    along = (_integer(axis) if axis is not None else int(default)) % len(shape)
-    is_inverse, is_onesided = (bool(attributes.get(n, 0)) for n in ("inverse", "onesided"))
+    shape = list_sizes(x)
+    default = node.integer("axis", 1 if node.opset < 20 else -2)
+    along = (default if axis is None else known_integer(axis, _FOURIER_OPERANDS)) % len(shape)
+    is_inverse, is_onesided = map(node.is_set, ("inverse", "onesided"))
     count, parts = shape[along], shape[-1]
     whole = 2 * (count - 1) if is_inverse and is_onesided else count
-    whole = whole if length is None else _integer(length)
+    whole = whole if length is None else known_integer(length, _FOURIER_OPERANDS)
     matrix = _transform(count, parts, whole, is_inverse=is_inverse, is_onesided=is_onesided)
     rank = len(shape)
     order = [*(n for n in range(rank - 1) if n != along), along, rank - 1]
@@ -239,15 +236,15 @@ def convert_stft(node: NodeToConvert) -> Any:
     With `onesided`, only the frequencies up to half of the sampling rate are computed.
     """
     signal, step, window, size, *_ = [*node.inputs, None, None]
-    shape, hop = list_sizes(signal), _integer(step)
-    length = _integer(size) if size is not None else list_sizes(window)[0]
+    shape, hop = list_sizes(signal), known_integer(step, _FOURIER_OPERANDS)
+    length = list_sizes(window)[0] if size is None else known_integer(size, _FOURIER_OPERANDS)
     starts = np.arange((shape[1] - length) // hop + 1) * hop
     indices = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
     split = [shape[0], len(starts), length, shape[2]]
     frames = node.emit(relax.op.reshape(relax.op.take(signal, indices, 1), split))
     if window is not None:
         frames = node.emit(frames * relax.op.reshape(window, [length, 1]))
-    is_onesided = bool(node.attributes.get("onesided", 1))
+    is_onesided = node.is_set("onesided", 1)
     matrix = _transform(length, shape[2], length, is_inverse=False, is_onesided=is_onesided)
     return _multiply(node, frames, matrix)
 
@@ -289,10 +286,6 @@ def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
     return node.emit(relax.op.reshape(product, [*shape, frequencies, results]))
 
 
-def _integer(expr: Any) -> int:
-    return int(known_array(expr, "an axis, a step or a length").reshape(()))
-
-
 # ---------------------------------------------------------------- resizing
 # Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and what
 # is not a float32.
@@ -314,7 +307,7 @@ class _Axis(NamedTuple):
 def convert_resize(node: NodeToConvert) -> Any:
     """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it."""
     attributes, axes = node.attributes, _find_axes(node)
-    antialias = bool(attributes.get("antialias", 0))
+    antialias = node.is_set("antialias")
     mode = read_interpolation(attributes)
     if axes is None:
         return node.by_tvm()
@@ -413,7 +406,7 @@ def convert_one_hot(node: NodeToConvert) -> Any:
     No position fits an index out of range.
     """
     indices, depth, values = node.inputs
-    count = int(known_array(depth, "depth").reshape(()))
+    count = known_integer(depth, "depth")
     known = known_array(values, "values")
     off, on = (relax.const(value, str(known.dtype)) for value in known)
     rank = len(list_sizes(indices)) + 1
@@ -421,8 +414,7 @@ def convert_one_hot(node: NodeToConvert) -> Any:
     wide = node.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
     from_end = relax.op.add(wide, relax.const(count, "int64"))
     wide = relax.op.where(relax.op.less(wide, relax.const(0, "int64")), from_end, wide)
-    positions = np.arange(count).reshape([count if n == axis else 1 for n in range(rank)])
-    return relax.op.where(relax.op.equal(wide, relax.const(positions, "int64")), on, off)
+    return relax.op.where(relax.op.equal(wide, count_along(axis, count, rank)), on, off)
 
 
 def convert_col2im(node: NodeToConvert) -> Any:
@@ -436,13 +428,13 @@ def convert_col2im(node: NodeToConvert) -> Any:
         for size, edge, stride, gap, before, after in zip(image, *windows, strict=True)
     ]
     shape = list_sizes(columns)
-    given = f"columns of shape {shape} do not fit blocks of {block} in an image of {image}"
-    if len(shape) != 3 or min(counts) < 1 or _differ(shape[2], math.prod(counts)):
-        raise ValueError(given)
-    if not isinstance(shape[1], int) or shape[1] % math.prod(block):
-        raise ValueError(given)
+    fits = len(shape) == 3 and min(counts) >= 1 and not _differ(shape[2], math.prod(counts))
+    if not fits or not isinstance(shape[1], int) or shape[1] % math.prod(block):
+        raise ValueError(
+            f"columns of shape {shape} do not fit blocks of {block} in an image of {image}"
+        )
     add = functools.partial(add_blocks, image=image, counts=counts, windows=windows)
-    return node.builder.emit_te(add, columns, primfunc_name_hint="add_blocks")
+    return node.kernel(add, columns)
 
 
 # The opset in which RoiAlign's default became the half-pixel coordinate transformation.
@@ -464,7 +456,7 @@ def convert_grid_sample(node: NodeToConvert) -> Any:
         raise ValueError("a volume needs a fixed shape")
     data, grid = node.inputs
     is_reflected = node.text("padding_mode", "zeros") == "reflection"
-    if is_reflected and node.attributes.get("align_corners", 0):
+    if is_reflected and node.is_set("align_corners"):
         # TVM divides by the length of an axis less 1
         if not is_dynamic:
             for axis in range(2, len(shapes[0])):
@@ -480,15 +472,12 @@ def convert_grid_sample(node: NodeToConvert) -> Any:
 def _sample_reflected(node: NodeToConvert) -> Any:
     """Sample images of dynamic shape at reflected positions within the images."""
     data, grid = node.inputs
-
-    def number(value: float) -> Any:
-        return constant(value, grid)
-
+    half, one, two = (constant(value, grid) for value in (0.5, 1, 2))
     # the distance from the first pixel in lengths of an axis, modulo 2
-    away = node.emit(relax.op.abs((grid + number(1)) * number(0.5)))
-    away = node.emit(away - relax.op.floor(away * number(0.5)) * number(2))
-    away = node.emit(relax.op.minimum(away, number(2) - away))
-    indices = node.emit(relax.op.permute_dims(away * number(2) - number(1), [0, 3, 1, 2]))
+    away = node.emit(relax.op.abs((grid + one) * half))
+    away = node.emit(away - relax.op.floor(away * half) * two)
+    away = node.emit(relax.op.minimum(away, two - away))
+    indices = node.emit(relax.op.permute_dims(away * two - one, [0, 3, 1, 2]))
     method = node.text("mode", "linear")
     return relax.op.image.grid_sample(
         data,
@@ -517,11 +506,10 @@ def convert_roi_align(node: NodeToConvert) -> Any:
     height, width = list_sizes(data)[2:]
     is_dynamic = not (isinstance(height, int) and isinstance(width, int))
     if is_dynamic or not 0 < regions.samples <= _MAX_SAMPLES:
-        align = functools.partial(align_regions, regions=regions)
-        return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
+        return node.kernel(functools.partial(align_regions, regions=regions), *node.inputs)
     # channels are lanes of vectors, which share the coordinates of samples
     find = functools.partial(find_samples, sizes=(height, width), regions=regions)
-    found = node.builder.emit_te(find, boxes, primfunc_name_hint="find_samples")
+    found = node.kernel(find, boxes)
     tables = [node.emit(relax.TupleGetItem(found, n)) for n in range(len(found.ty.fields))]
     last = node.builder.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
     mix = functools.partial(combine_samples, regions=regions)
@@ -532,7 +520,7 @@ def convert_roi_align(node: NodeToConvert) -> Any:
 
 
 def _check_regions(node: NodeToConvert, regions: Regions) -> None:
-    """Refuse the same as ONNX Runtime, and unbounded numbers of samples."""
+    """Refuse the nodes that ONNX Runtime refuses, and an unbounded number of samples."""
     data, boxes, images = map(list_sizes, node.inputs)
     mode = node.text("mode", "avg")
     if mode not in ("avg", "max"):
@@ -569,29 +557,24 @@ def _windows(node: NodeToConvert) -> Windows:
         numbers = list(node.attributes.get(name, [least] * count))
         if len(numbers) != count or min(numbers, default=least) < least:
             raise ValueError(f"{name} is {numbers}, and needs {count} numbers from {least} up")
-    if any(
-        pad >= size for pad, size in zip(node.attributes.get("pads", []), sizes * 2, strict=False)
-    ):
+    pads = node.attributes.get("pads", [])
+    if any(pad >= size for pad, size in zip(pads, sizes * 2, strict=False)):
         raise ValueError("pads are not smaller than the window")
     return Windows.read(node.attributes, sizes)
 
 
 def convert_max_pool(node: NodeToConvert) -> Any:
-    """Return maxima of windows, and where they are if a node reads that."""
+    """Return maxima of windows, and their indices if a node reads them."""
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
         return node.by_tvm()
     windows = _windows(node)
     if math.prod(windows.sizes) > MAX_WINDOW:
         raise ValueError(f"a window may have at most {MAX_WINDOW:,} elements")
-    maxima = node.emit(node.by_tvm())
-    if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise ValueError("auto_pad needs a known size of the data")
-    maxima = node.builder.emit(maxima)
-    find = functools.partial(
-        find_maxima, windows=windows, counts_columns=bool(node.attributes.get("storage_order", 0))
-    )
-    indices = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
-    return relax.Tuple([maxima, indices])
+    node.refuse_auto_pad()
+    maxima = node.builder.emit(node.by_tvm())
+    counts_columns = node.is_set("storage_order")
+    find = functools.partial(find_maxima, windows=windows, counts_columns=counts_columns)
+    return relax.Tuple([maxima, node.kernel(find, node.inputs[0], maxima)])
 
 
 def convert_max_unpool(node: NodeToConvert) -> Any:
@@ -616,9 +599,9 @@ def convert_max_unpool(node: NodeToConvert) -> Any:
         is_small = any(isinstance(least, int) and size < least for size, least in pairs)
         if len(given) != len(sizes) or is_small:
             raise ValueError(f"a result of shape {given} does not have room for {sizes}")
-        count, sizes = math.prod(given), given
-        if count > MAX_ELEMENTS:
-            text = f"a result of {count:,} elements is above the limit of {MAX_ELEMENTS:,}"
+        sizes = given
+        if (elements := math.prod(given)) > MAX_ELEMENTS:
+            text = f"a result of {elements:,} elements is above the limit of {MAX_ELEMENTS:,}"
             raise ValueError(text)
     count = math.prod(sizes)
     zeros = node.emit(relax.op.zeros([count], dtype_of(maxima)))
@@ -631,7 +614,7 @@ def convert_max_unpool(node: NodeToConvert) -> Any:
 def convert_reverse_sequence(node: NodeToConvert) -> Any:
     """Return sequences with their first steps reversed: steps and sequences are the first two axes."""
     data, lengths = map(list_sizes, node.inputs)
-    axes = [int(node.attributes.get(f"{n}_axis", d)) for n, d in (("batch", 1), ("time", 0))]
+    axes = [node.integer("batch_axis", 1), node.integer("time_axis", 0)]
     if len(data) < 2 or sorted(axes) != [0, 1]:
         text = f"batch_axis and time_axis are {axes} of {len(data)} axes, and have to be 0 and 1"
         raise ValueError(f"{text}, or 1 and 0")
@@ -671,19 +654,18 @@ def convert_non_max_suppression(node: NodeToConvert) -> Any:
 
 
 def _count_selected(node: NodeToConvert) -> Any:
-    """Return the selected boxes, and in the rows after them zeros: as many rows as can be selected.
+    """Return the selected boxes, and rows of zeros after them: as many rows as can be selected.
 
-    As in ONNX Runtime, boxes come class by class, by falling score, equal scores in the order of the
-    boxes, and one is left out that overlaps a selected one by more than the threshold. A score that is
-    NaN is never selected.
+    As in ONNX Runtime, boxes are ordered by class, then by descending score; equal scores keep the order of the
+    boxes. A box is dropped if it overlaps a selected one by more than the threshold, or if its score is NaN.
     """
     boxes, scores = node.inputs[:2]
     limit, overlap, threshold = (node.operand(index) for index in (2, 3, 4))
     batch, classes, count = (int(extent) for extent in scores.ty.shape)
     most = 0 if limit is None else count
     if isinstance(limit, tvm.ir.Constant):
-        # "All boxes" is often written as the largest value.
-        most = min(max(int(limit.value.numpy().item()), 0), count)
+        # the largest integer often means all boxes
+        most = min(max(known_integer(limit, ""), 0), count)
     rows = batch * classes * most
     if rows == 0:
         return relax.const(np.zeros((0, SELECTED_COLUMNS), np.int64), "int64")
@@ -694,7 +676,7 @@ def _count_selected(node: NodeToConvert) -> Any:
     ]
     operator = NonMaxSuppression(
         rows=rows,
-        is_centered=bool(node.attributes.get("center_point_box", 0)),
+        is_centered=node.is_set("center_point_box"),
         takes_all_scores=threshold is None,
     )
     result = node.builder.emit(operator.call(boxes, scores, *operands))
@@ -729,6 +711,6 @@ def _known_or(expr: Any, name: str, default: Any) -> Any:
 
 def convert_block_quantized(node: NodeToConvert) -> Any:
     """Return block-quantized weights of 4 or 8 bits."""
-    attributes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
-    operator = BlockQuantizedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
+    sizes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
+    operator = BlockQuantizedWeights(**sizes, rounds_data=node.is_set("rounds_data"))
     return operator.call(*BlockQuantizedOperands(*node.inputs))
