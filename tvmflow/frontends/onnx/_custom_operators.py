@@ -1,18 +1,19 @@
 """Marks the nodes of a recipe's operators before the model is prepared, and converts them.
 
-A marked node is in a domain of its own, under a name that no other operator has, so that nothing takes it for an
-operator that ONNX or TVM knows. ONNX cannot infer the shapes of its results: these come from the implementation.
+A marked node has a domain and a name of tvmflow's, so that nothing mistakes it for an operator of ONNX or TVM. The
+shapes of its results come from the implementation: ONNX cannot infer them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from tvm import relax
 
 from tvmflow.core.errors import StageError
@@ -32,9 +33,9 @@ from tvmflow.frontends.onnx.graph import (
     names_read,
     node_name,
     read_without_large_tensors,
-    subgraphs,
     value_info,
     versions_of,
+    with_inner_nodes,
 )
 
 
@@ -69,7 +70,10 @@ class CustomNodes:
         for function in model.functions:
             versions = {**versions_of(function.opset_import), **versions}
         for node in all_nodes(model):
-            self._mark_node(node, versions)
+            if use := find_operator(node, self._operators, versions):
+                name = f"{use.operator.domain or 'ai.onnx'}.{node.op_type}"
+                self._uses[name] = use
+                node.domain, node.op_type = CUSTOM_DOMAIN, name
         for function in model.functions:
             function.opset_import.append(helper.make_opsetid(CUSTOM_DOMAIN, 1))
         if self._uses:
@@ -77,12 +81,6 @@ class CustomNodes:
         for value in (*model.graph.value_info, *model.graph.output):
             if element := value.type.tensor_type.elem_type:
                 self._dtypes[value.name] = dtype_of(element)
-
-    def _mark_node(self, node: NodeProto, versions: Mapping[str, int]) -> None:
-        if use := find_operator(node, self._operators, versions):
-            name = f"{use.operator.domain or 'ai.onnx'}.{node.op_type}"
-            self._uses[name] = use
-            node.domain, node.op_type = CUSTOM_DOMAIN, name
 
     def infer_shapes(self, model: ModelProto) -> ModelProto:
         """Add the shapes of results, as soon as those of the inputs are known."""
@@ -133,19 +131,23 @@ class CustomNodes:
 
 
 NO_OPERATORS: Final = CustomNodes(Operators())
-"""Those of a recipe that brings none."""
+"""The custom nodes of a recipe without operators."""
 
 
 def describe_node(
     node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
 ) -> Node:
-    """Return a node as implementations and references of operators know it."""
+    """Return the description of a node for the implementation and the reference of its operator."""
     attributes = attributes_of(node)
     for name, value in attributes.items():
         if isinstance(value, GraphProto):
             text = f"cannot have the attribute '{name}', a graph"
             raise operator_error(operator, node_name(node), text)
-        attributes[name] = _attribute(value)
+        if isinstance(value, list):
+            texts = (v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+            attributes[name] = list(texts)
+        elif isinstance(value, TensorProto):
+            attributes[name] = numpy_helper.to_array(value)
     return Node(
         operator=operator.name,
         domain=operator.domain,
@@ -156,19 +158,11 @@ def describe_node(
     )
 
 
-def _attribute(value: Any) -> Any:
-    if isinstance(value, list):
-        return [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value]
-    return numpy_helper.to_array(value) if hasattr(value, "data_type") else value
-
-
-def _set_type(model: ModelProto, typed: Any) -> None:
+def _set_type(model: ModelProto, typed: onnx.ValueInfoProto) -> None:
     """Set the type of a value in the main graph, which may be an output."""
-    for value in (*model.graph.output, *model.graph.value_info):
-        if value.name == typed.name:
-            value.CopyFrom(typed)
-            return
-    model.graph.value_info.append(typed)
+    declared = (*model.graph.output, *model.graph.value_info)
+    own = next((value for value in declared if value.name == typed.name), None)
+    (own or model.graph.value_info.add()).CopyFrom(typed)
 
 
 # ---------------------------------------------------------------- references and pieces
@@ -227,20 +221,21 @@ class CustomReferences:
 
     def _make_class(self, use: UsedOperator) -> type:
         def load_attributes(node: Any) -> None:
-            # The attributes of a node must not replace the evaluator's own.
+            # the attributes of a node must not replace the evaluator's
             node.has_linked_attribute, node.attributes_names_ = False, set()
 
         def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
             return self.call(use, node.onnx_node, arrays)
 
-        # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
         body: dict[str, Any] = {
             "op_domain": use.operator.domain,
+            # otherwise it would be that of a standard operator of the same name
             "op_schema": None,
             "_load_attributes": load_attributes,
+            "run": run,
+            "_run": run,
         }
-        body |= {"run": run, "_run": run}
-        # it takes a second
+        # the import takes a second
         from onnx.reference.op_run import OpRun
 
         return type(use.operator.name, (OpRun,), body)
@@ -265,7 +260,6 @@ def _record(
 
 
 # ---------------------------------------------------------------- models in pieces
-# The nodes that custom operators implement, and the nodes between them.
 
 
 class CustomPiece(NamedTuple):
@@ -274,7 +268,7 @@ class CustomPiece(NamedTuple):
 
 
 class StandardPiece(NamedTuple):
-    """Nodes between custom operators, with the values that they read and return."""
+    """The nodes between two custom operators, with the values that they read and return."""
 
     model: ModelProto
     nodes: Sequence[NodeProto]
@@ -282,10 +276,10 @@ class StandardPiece(NamedTuple):
     outputs: Sequence[str]
 
     def make_model(self, feed: Mapping[str, Array]) -> bytes:
-        """Return a model of the nodes alone, for inputs of the dtypes of some arrays."""
+        """Return a model of only these nodes, for inputs of the dtypes of some arrays."""
         inputs = [value_info(name, array.dtype, array.shape) for name, array in feed.items()]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
-        read = {name for node in self.nodes for name in names_read(node)}
+        read = _list_read(self.nodes)
         weights = [tensor for tensor in self.model.graph.initializer if tensor.name in read]
         graph = helper.make_graph(self.nodes, "piece", inputs, outputs, weights)
         own = {"opset_imports": self.model.opset_import, "ir_version": self.model.ir_version}
@@ -294,7 +288,7 @@ class StandardPiece(NamedTuple):
 
 
 class SplitModel(NamedTuple):
-    """A model in pieces, in the order of their computation, with the weights that custom operators read."""
+    """A model in pieces, in the order of their computation, with weights that are read outside of these."""
 
     pieces: Sequence[CustomPiece | StandardPiece]
     constants: Mapping[str, Array]
@@ -304,53 +298,32 @@ class SplitModel(NamedTuple):
 def split_model(path: str, operators: Operators) -> SplitModel | None:
     """Return a model in pieces; None for one with custom operators in a branch or a loop."""
     model = inline_functions(onnx.load(path))
-    versions = versions_of(model.opset_import)
-    left = [(node, find_operator(node, operators, versions)) for node in model.graph.node]
-    if any(_has_inner(node, operators, versions) for node, _ in left):
+    graph, versions = model.graph, versions_of(model.opset_import)
+    inner = (n for node in graph.node for n in itertools.islice(with_inner_nodes([node]), 1, None))
+    if any(find_operator(node, operators, versions) for node in inner):
         return None
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    outputs = [value.name for value in model.graph.output]
-    known = {value.name for value in model.graph.input} | {
-        n for node, _ in left for n in node.output
-    }
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = [value.name for value in graph.output]
+    made = {value.name for value in graph.input} - weights.keys()
+    uses = [(node, find_operator(node, operators, versions)) for node in graph.node]
     pieces: list[CustomPiece | StandardPiece] = []
-    while left:
-        nodes: list[NodeProto] = []
-        later: list[tuple[NodeProto, UsedOperator | None]] = []
-        open_names: set[str] = set()
-        for node, use in left:
-            if use or not open_names.isdisjoint(names_read(node)):
-                later.append((node, use))
-                open_names.update(node.output)
-            else:
-                nodes.append(node)
-        if nodes:
-            made = {name for node in nodes for name in node.output if name}
-            read = {name for node in nodes for name in names_read(node)}
-            needed = {name for node, _ in later for name in names_read(node)} | set(outputs)
-            inputs = sorted(name for name in (read & known) - made - weights.keys() if name)
-            pieces.append(StandardPiece(model, nodes, inputs, sorted(made & needed)))
-        if later:
-            # All that is left waits for a custom operator, and the first of these for none.
-            node, use = later[0]
-            assert use is not None
-            pieces.append(CustomPiece(node, use))
-        left = later[1:]
-    read_by_custom = {
-        n for piece in pieces if isinstance(piece, CustomPiece) for n in piece.node.input
-    }
-    constants = {
-        name: numpy_helper.to_array(tensor)
-        for name, tensor in weights.items()
-        if name in read_by_custom or name in outputs
-    }
+    end = 0
+    for is_custom, group in itertools.groupby(uses, key=lambda pair: pair[1] is not None):
+        run = list(group)
+        end += len(run)
+        nodes = [node for node, _ in run]
+        results = {name for node in nodes for name in node.output if name}
+        if is_custom:
+            pieces += [CustomPiece(node, use) for node, use in run if use]
+        else:
+            later = _list_read(graph.node[end:]) | set(outputs)
+            inputs = sorted(_list_read(nodes) & made)
+            pieces.append(StandardPiece(model, nodes, inputs, sorted(results & later)))
+        made |= results
+    read = {*outputs, *(name for node, use in uses if use for name in node.input)}
+    constants = {name: numpy_helper.to_array(weights[name]) for name in weights if name in read}
     return SplitModel(pieces, constants, outputs)
 
 
-def _has_inner(node: NodeProto, operators: Operators, versions: Mapping[str, int]) -> bool:
-    """Return whether a branch or a loop has a node of a custom operator."""
-    return any(
-        find_operator(inner, operators, versions) or _has_inner(inner, operators, versions)
-        for graph in subgraphs(node)
-        for inner in graph.node
-    )
+def _list_read(nodes: Iterable[NodeProto]) -> set[str]:
+    return {name for node in nodes for name in names_read(node)}
