@@ -6,7 +6,7 @@ ONNX has them in `DequantizeLinear`, and ONNX Runtime in `MatMulNBits`. TVM has 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -36,9 +36,7 @@ _Array = np.ndarray[Any, Any]
 
 _CONVERTED: Final = {
     ("com.microsoft", "MatMulNBits"),
-    ("com.microsoft", "DequantizeLinear"),
-    ("", "DequantizeLinear"),
-    ("ai.onnx", "DequantizeLinear"),
+    *((domain, "DequantizeLinear") for domain in ("com.microsoft", "", "ai.onnx")),
 }
 _HALVES: Final = (TensorProto.UINT4, TensorProto.INT4)
 _INTEGERS: Final = {
@@ -66,7 +64,7 @@ def convert_block_quantized(model: ModelProto) -> ModelProto:
     """Replace the nodes that read weights of 4 bits, or of blocks, as far as these are constant.
 
     Raises:
-        ImportFailed: when operands do not fit each other, or are none that a library can hold.
+        ImportFailed: when operands do not fit each other, or are not supported.
     """
     constants: dict[str, TensorProto] = {}
     additions = _Additions(model)
@@ -111,14 +109,13 @@ def _drop_unread(model: ModelProto) -> None:
 
 
 class _Additions:
-    """Constants and nodes that are added to a model; nodes that read the same operands share them.
+    """Constants that are added to a model; nodes that read the same operands share them.
 
-    Attributes:
-        made: The result of the first node of this graph with the same operands and attributes.
+    In the graph that is converted, `made` has the result of the first node with the same operands and attributes.
     """
 
     def __init__(self, model: ModelProto) -> None:
-        self._model = model
+        self.graph = model.graph
         self._taken = {
             tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer
         }
@@ -127,17 +124,17 @@ class _Additions:
 
     @cached_property
     def multiplied(self) -> set[str]:
-        """The values that a product adds up along their first axis."""
+        """The values whose first axis is a reduction axis."""
         return {
             name
-            for node in self._model.graph.node
+            for node in self.graph.node
             for name in node.input
             if node.op_type == "MatMul"
             or (node.op_type == "Gemm" and not attributes_of(node).get("transB", 0))
         }
 
     def add_weight(self, wanted: str, array: _Array, *, is_shared: bool) -> str:
-        """Add a constant, or find the shared one that was added by this name; return the name that it has."""
+        """Add a constant, or find the shared one that was added by this name; return its name."""
         if is_shared and wanted in self._weights:
             return self._weights[wanted]
         name = wanted
@@ -146,28 +143,23 @@ class _Additions:
         self._taken.add(name)
         self._weights[wanted] = name
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
-        self._model.graph.initializer.append(tensor)
+        self.graph.initializer.append(tensor)
         return name
-
-    def declare(self, name: str, shape: tuple[int, int]) -> None:
-        """Declare a result whose shape ONNX cannot infer."""
-        self._model.graph.value_info.append(value_info(name, "float32", shape))
 
 
 class _Conversion(Replacement):
-    """A node that reads such weights, and the nodes that replace it."""
+    """A node that reads block-quantized weights, and the nodes that replace it."""
 
     def __init__(
         self, additions: _Additions, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
         super().__init__(node)
-        self._additions, self._node, self._constants = additions, node, constants
-        self._attributes = attributes_of(node)
+        self._additions, self._constants = additions, constants
 
     def convert(self) -> list[NodeProto] | None:
-        if self._node.op_type == "MatMulNBits":
+        if self.node.op_type == "MatMulNBits":
             return self._convert_product()
-        tensor = self._constants.get(self._name(0))
+        tensor = self._constants.get(self.name(0))
         is_blocked = self._integer("block_size", 0) != 0
         if tensor is None:
             if is_blocked:
@@ -178,10 +170,10 @@ class _Conversion(Replacement):
             return None
         if tensor.data_type not in _INTEGERS:
             raise self._refuse(f"blocks of {name_of(tensor.data_type)} are not supported")
-        result = self._node.output[0]
-        fields = (self._attributes.get(name) for name in ("axis", "block_size", "output_dtype"))
-        key = (*self._node.input, *fields, result in self._additions.multiplied)
-        # as large as the file only where each constant becomes one
+        result = self.node.output[0]
+        fields = (self.attributes.get(name) for name in ("axis", "block_size", "output_dtype"))
+        key = (*self.node.input, *fields, result in self._additions.multiplied)
+        # so that each constant of the file becomes one weight
         if made := self._additions.made.get(key):
             self.add("Identity", made, output=result)
             return self.nodes
@@ -199,23 +191,22 @@ class _Conversion(Replacement):
             raise self._refuse(
                 f"block_size is {block}, and must be a power of two from {_MIN_BLOCK}"
             )
-        if self._name(4):
+        if self.name(4):
             raise self._refuse("g_idx, an order of its own for the weights, is not supported")
         if self._integer("weight_prepacked", 0):
             raise self._refuse("its weights are packed for one machine (weight_prepacked)")
         groups, size = -(-depth // block), block * bits // _BYTE
         packed, scales = self._constant(1, "B"), self._constant(2, "scales")
         self._check("B", packed, (TensorProto.UINT8,), columns * groups * size)
-        integers = self._name(1)
+        integers = self.name(1)
         if tuple(packed.dims) != (columns, groups, size):
             array = array_of(packed).reshape(columns, groups, size)
             integers = self._add_weight("B", array, integers)
         self._check("scales", scales, _FLOATS, columns * groups)
         zeros = self._read_zeros(columns, groups, bits, scales.data_type)
-        rounds_data = int(self._integer("accuracy_level", 0) >= _INT8_LEVEL)
         attributes = {"bits": bits, "group": block, "depth": depth, "zero": 1 << (bits - 1)}
-        attributes["rounds_data"] = rounds_data
-        operands = [integers, self._name(2), *([zeros] if zeros else [])]
+        attributes["rounds_data"] = int(self._integer("accuracy_level", 0) >= _INT8_LEVEL)
+        operands = filter(None, (integers, self.name(2), zeros))
         weights = self._add_node(operands, columns, attributes)
         transposed = self.add("Transpose", weights, perm=[1, 0])
         is_half = scales.data_type == TensorProto.FLOAT16
@@ -223,29 +214,29 @@ class _Conversion(Replacement):
         def widen(name: str) -> str:
             return self.add("Cast", name, to=TensorProto.FLOAT) if is_half else name
 
-        product = self.add("MatMul", widen(self._name(0)), transposed)
-        if self._name(5):
-            product = self.add("Add", product, widen(self._name(5)))
+        product = self.add("MatMul", widen(self.name(0)), transposed)
+        if self.name(5):
+            product = self.add("Add", product, widen(self.name(5)))
         if is_half:
             self.add("Cast", product, to=TensorProto.FLOAT16)
-        self.nodes[-1].output[0] = self._node.output[0]
+        self.nodes[-1].output[0] = self.node.output[0]
         return self.nodes
 
     def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
-        """Return the name of the zero points, one for each group; empty if there are none."""
-        if not self._name(3):
+        """Return the name of the zero points of the groups; empty if there are none."""
+        if not self.name(3):
             return ""
         tensor = self._constant(3, "zero_points")
         if tensor.data_type in _FLOATS:
             self._check("zero_points", tensor, (scale_type,), columns * groups)
             real = array_of(tensor).astype(np.float32)
-            return self._add_weight("zero_points", real.reshape(columns, groups), self._name(3))
+            return self._add_weight("zero_points", real.reshape(columns, groups), self.name(3))
         size = -(-groups * bits // _BYTE)
         self._check("zero_points", tensor, (TensorProto.UINT8,), columns * size)
         array = array_of(tensor).reshape(columns, size)
         if bits < _BYTE:
             array = np.stack([array & 15, array >> 4], -1).reshape(columns, 2 * size)[:, :groups]
-        return self._add_weight(f"zero_points{bits}", array, self._name(3))
+        return self._add_weight(f"zero_points{bits}", array, self.name(3))
 
     # ------------------------------------------------------------ DequantizeLinear
 
@@ -259,14 +250,14 @@ class _Conversion(Replacement):
         integers = array_of(tensor).astype(np.int16) + shift
         scales: _Array = array_of(scale).astype(np.float32)
         zeros: _Array = np.full(scales.shape, shift, np.int16)
-        if self._name(2):
+        if self.name(2):
             zero_point = self._constant(2, "x_zero_point")
             self._check("x_zero_point", zero_point, (tensor.data_type,), scales.size)
             zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
         axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
         if axis is None:
             # the reduction axis of the matrix multiplications that read a matrix with a single scale
-            along = 0 if self._node.output[0] in self._additions.multiplied else 1
+            along = 0 if self.node.output[0] in self._additions.multiplied else 1
         else:
             along = axis if is_blocked else 1 - axis
         group = 0
@@ -287,7 +278,7 @@ class _Conversion(Replacement):
         value = self._add_groups(integers, scales, zeros, bits, group)
         if along == 0:
             value = self.add("Transpose", value, perm=[1, 0])
-        self.add("Cast", value, output=self._node.output[0], to=output_type)
+        self.add("Cast", value, output=self.node.output[0], to=output_type)
         return self.nodes
 
     def _find_axis(self, shape: tuple[int, ...], scales: _Array, *, is_blocked: bool) -> int | None:
@@ -332,7 +323,7 @@ class _Conversion(Replacement):
         self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
     ) -> list[NodeProto]:
         """Add the dequantized values: no kernel reads these integers directly."""
-        if scales.ndim == integers.ndim and axis is not None and scales.ndim > 0:
+        if axis is not None and scales.ndim == integers.ndim > 0:
             if block := min(self._integer("block_size", 0), integers.shape[axis]):
                 places = np.arange(integers.shape[axis]) // block
                 scales, zeros = (np.take(array, places, axis) for array in (scales, zeros))
@@ -343,16 +334,13 @@ class _Conversion(Replacement):
         real = (integers - zeros).astype(np.float32) * scales
         dtype = helper.tensor_dtype_to_np_dtype(output_type)
         weight = self._add_weight("real", real.reshape(integers.shape).astype(dtype))
-        self.add("Identity", weight, output=self._node.output[0])
+        self.add("Identity", weight, output=self.node.output[0])
         return self.nodes
 
     # ------------------------------------------------------------ operands
 
-    def _name(self, position: int) -> str:
-        return self._node.input[position] if position < len(self._node.input) else ""
-
     def _integer(self, name: str, default: int) -> int:
-        value = self._attributes.get(name, default)
+        value = self.attributes.get(name, default)
         if not isinstance(value, int):
             raise self._refuse(f"its attribute {name} is not an integer")
         return value
@@ -364,7 +352,7 @@ class _Conversion(Replacement):
         return value
 
     def _constant(self, position: int, what: str) -> TensorProto:
-        tensor = self._constants.get(self._name(position))
+        tensor = self._constants.get(self.name(position))
         if tensor is None:
             raise self._refuse(f"its {what} must be a constant of the model")
         return tensor
@@ -381,22 +369,20 @@ class _Conversion(Replacement):
             )
 
     def _refuse(self, reason: str) -> ImportFailed:
-        name = f"{excerpt(self._node.op_type)} (node {node_name(self._node)})"
+        name = f"{excerpt(self.node.op_type)} (node {node_name(self.node)})"
         return ImportFailed(f"{name} cannot be imported: {reason}", fix=_FIX)
 
     # ------------------------------------------------------------ added nodes
 
     def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
-        """Add a constant to the model, and return its name.
-
-        Of one that is another form of `source`, others with the same shape find it by that name.
-        """
+        """Add a constant to the model, or find one of the same `source` and shape; return its name."""
         size = "x".join(map(str, array.shape))
-        name = f"{source or self._node.output[0]}/{what}-{size}"
+        name = f"{source or self.node.output[0]}/{what}-{size}"
         return self._additions.add_weight(name, array, is_shared=bool(source))
 
-    def _add_node(self, operands: list[str], rows: int, attributes: Mapping[str, int]) -> str:
+    def _add_node(self, operands: Iterable[str], rows: int, attributes: Mapping[str, int]) -> str:
         """Add the node of the weights, and declare its result, whose shape ONNX cannot infer."""
-        name = f"{self._node.output[0]}/weights"
-        self._additions.declare(name, (rows, attributes["depth"]))
+        name = f"{self.node.output[0]}/weights"
+        result = value_info(name, "float32", (rows, attributes["depth"]))
+        self._additions.graph.value_info.append(result)
         return self.add(OPERATOR, *operands, output=name, domain=DOMAIN, **attributes)

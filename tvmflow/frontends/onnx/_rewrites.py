@@ -11,17 +11,14 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from tvmflow.frontends._dynamic_shapes import SizeRanges
-from tvmflow.frontends.onnx.graph import KnownValues, Replacement, attributes_of, is_standard
+from tvmflow.frontends.onnx.graph import KnownValues, Replacement, is_standard
 from tvmflow.frontends.onnx.sizes import read_same_padding
 
 _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
 
 
 class Context(NamedTuple):
-    """The facts of a model that rewrites need.
-
-    Element types, and the nodes that compute values, are by the names of values.
-    """
+    """The facts of a model that rewrites need; `types` and `producers` are by the names of values."""
 
     opset: int
     known: KnownValues
@@ -33,25 +30,18 @@ class Rewriting(Replacement):
     """A node to rewrite, known facts of its operands, and the nodes that replace it.
 
     Attributes:
-        element_type: The type of the first operand that has a known one, 0 if none has. Operands are
-            of one type in those operators that ask for it.
+        element_type: The first known type of an operand, 0 for none. Operators that use it have one type.
     """
 
     def __init__(self, node: NodeProto, context: Context) -> None:
         super().__init__(node)
-        self.node, self.context, self.attributes = node, context, attributes_of(node)
+        self.context = context
         types = context.types
         self.element_type = next((types[name] for name in node.input if name in types), 0)
 
-    def name(self, position: int) -> str:
-        return self.node.input[position] if position < len(self.node.input) else ""
-
     def names(self, count: int) -> list[str]:
-        """Return the names of those of the first operands that are there."""
+        """Return the names of the first operands, without missing ones."""
         return [name for name in self.node.input[:count] if name]
-
-    def result(self, position: int = 0) -> str:
-        return self.node.output[position] if position < len(self.node.output) else ""
 
     def shape(self, position: int) -> tuple[int, ...] | None:
         return self.context.known.shapes.get(self.name(position))
@@ -60,7 +50,7 @@ class Rewriting(Replacement):
         return self.context.types.get(self.name(position), 0)
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """Return those of some attributes that the node has."""
+        """Return some attributes, without missing ones."""
         return {name: self.attributes[name] for name in names if name in self.attributes}
 
     def omit(self, *names: str) -> dict[str, Any]:
@@ -74,7 +64,7 @@ class Rewriting(Replacement):
         return self.result()
 
     def cast(self, value: str, element_type: int, to: int) -> str:
-        """Return a value of one element type, or of an unknown one, as another one."""
+        """Return a value of a known or unknown (0) element type as another one."""
         return value if element_type == to else self.add("Cast", value, to=to)
 
     def number(self, value: float) -> str:
@@ -99,7 +89,7 @@ Rewrite = Callable[[Rewriting], str | None]
 
 
 def rewrite_cast_like(node: Rewriting) -> str | None:
-    """Rewrite a cast to the type of another value, which constants then need not wait for."""
+    """Rewrite a cast to the type of another value as soon as that is known."""
     to = node.type_of(1)
     return node.add("Cast", node.name(0), to=to) if to else None
 
@@ -123,24 +113,21 @@ def rewrite_conv_transpose(node: Rewriting) -> str | None:
         return None
     rank = len(shape) - 2
     ones = [1] * rank
-    sizes = attributes["output_shape"][-rank:]
     strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
     extra = list(attributes.get("output_padding", [0] * rank))
-    before, after = [], []
-    for axis, (size, edge) in enumerate(zip(shape[2:], weights[2:], strict=True)):
-        length = strides[axis] * (size - 1) + extra[axis] + (edge - 1) * gaps[axis] + 1
-        total = max(0, length - sizes[axis])
-        extra[axis] += max(0, sizes[axis] - length)
-        smaller, larger = total // 2, total - total // 2
-        is_upper = attributes.get("auto_pad") == "SAME_UPPER"
-        before.append(smaller if is_upper else larger)
-        after.append(larger if is_upper else smaller)
+    totals = []
+    for axis, wanted in enumerate(attributes["output_shape"][-rank:]):
+        reach = (weights[2 + axis] - 1) * gaps[axis] + 1
+        length = strides[axis] * (shape[2 + axis] - 1) + extra[axis] + reach
+        totals.append(max(0, length - wanted))
+        extra[axis] += max(0, wanted - length)
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    pads = small + large if attributes.get("auto_pad") == "SAME_UPPER" else large + small
     # TVM pads a result with less than a step.
     if any(pad and pad >= stride for pad, stride in zip(extra, strides, strict=True)):
         return None
     kept = node.omit("output_shape", "auto_pad", "pads", "output_padding")
-    new = {**kept, "pads": before + after, "output_padding": extra}
-    return node.add("ConvTranspose", *node.node.input, **new)
+    return node.add("ConvTranspose", *node.node.input, **kept, pads=pads, output_padding=extra)
 
 
 def rewrite_dropout(node: Rewriting) -> str | None:
@@ -154,7 +141,7 @@ def rewrite_dropout(node: Rewriting) -> str | None:
 
 
 def rewrite_concat(node: Rewriting) -> str | None:
-    """Rewrite a concatenation without the operands that have no elements, such as an empty cache of keys."""
+    """Rewrite a concatenation without operands that have no elements, such as an empty cache of keys."""
     kept = [name for name in node.node.input if 0 not in node.context.known.shapes.get(name, ())]
     if not 0 < len(kept) < len(node.node.input):
         return None
@@ -162,7 +149,7 @@ def rewrite_concat(node: Rewriting) -> str | None:
 
 
 def rewrite_split(node: Rewriting) -> str | None:
-    """Rewrite a split that has one part, or parts without elements, which become constants."""
+    """Rewrite a split into one part, or with parts without elements, which become constants."""
     parts = node.node.output
     if len(parts) == 1:
         return node.replace("Identity", node.names(1))
@@ -185,7 +172,7 @@ def rewrite_split(node: Rewriting) -> str | None:
 
 
 def rewrite_top_k(node: Rewriting) -> str | None:
-    """Rewrite a TopK that may return its results in any order as one that sorts them."""
+    """Rewrite a TopK of any order as one that sorts its results."""
     if node.attributes.get("sorted", 1):
         return None
     return node.replace("TopK", node.node.input, **node.omit("sorted"))
@@ -200,19 +187,23 @@ def rewrite_eye_like(node: Rewriting) -> str | None:
 
 def rewrite_tanh(node: Rewriting) -> str | None:
     """Rewrite the hyperbolic tangent of a softplus, as in Mish."""
+    x = _operand_of(node, "Softplus")
+    kind = node.context.types.get(x)
+    return _add_tanh_of_softplus(node, x, kind) if kind else None
+
+
+def _operand_of(node: Rewriting, operator: str) -> str:
+    """Return the operand of the node before, if that has an operator; else an empty string."""
     producer = node.context.producers.get(node.name(0))
-    if producer is None or producer.op_type != "Softplus" or not is_standard(producer):
-        return None
-    kind = node.context.types.get(producer.input[0])
-    return _add_tanh_of_softplus(node, producer.input[0], kind) if kind else None
+    if producer is None or producer.op_type != operator or not is_standard(producer):
+        return ""
+    return str(producer.input[0])
 
 
 def rewrite_log(node: Rewriting) -> str | None:
     """Rewrite ln(sigmoid(x)) as -softplus(-x), which is finite where the sigmoid is 0."""
-    producer = node.context.producers.get(node.name(0))
-    if producer is None or producer.op_type != "Sigmoid" or not is_standard(producer):
-        return None
-    return node.add("Neg", node.add("Softplus", node.add("Neg", producer.input[0])))
+    x = _operand_of(node, "Sigmoid")
+    return node.add("Neg", node.add("Softplus", node.add("Neg", x))) if x else None
 
 
 def rewrite_mish(node: Rewriting) -> str | None:
@@ -233,16 +224,13 @@ def _add_tanh_of_softplus(node: Rewriting, x: str, kind: int) -> str:
 
 
 # ---------------------------------------------------------------- einsum
-# Rewrites Einstein sums of two tensors to matrix products, which have optimized kernels.
+# Einstein sums of two tensors become matrix products, which have optimized kernels.
 
 
 class _Product(NamedTuple):
-    """The roles of the labels in an Einstein sum of two tensors, each in the order of the result.
+    """The labels of an Einstein sum of two tensors, and their roles in a matrix product.
 
     Attributes:
-        left: The labels of the left tensor.
-        right: The labels of the right tensor.
-        result: The labels of the result.
         batch: Labels of both tensors and the result.
         rows: Labels of the left tensor and the result.
         columns: Labels of the right tensor and the result.
@@ -259,7 +247,7 @@ class _Product(NamedTuple):
 
     @classmethod
     def parse(cls, equation: str) -> _Product | None:
-        """Return the roles; None if the sum is not a matrix product, as with a diagonal or an ellipsis."""
+        """Return the roles; None if the sum is not a matrix product, such as one with an ellipsis."""
         operands, arrow, result = equation.replace(" ", "").partition("->")
         left, _, right = operands.partition(",")
         texts = (left, right, result or "a")
@@ -315,8 +303,7 @@ def rewrite_einsum(node: Rewriting) -> str | None:
 
 
 # ---------------------------------------------------------------- qoperators
-# Rewrites operators of ONNX Runtime's QOperator format as the same operators between
-# DequantizeLinear and QuantizeLinear.
+# Operators of ONNX Runtime's QOperator format become those of ONNX between DequantizeLinear and QuantizeLinear.
 
 
 # From this opset on, Softmax normalizes along one axis.
@@ -343,9 +330,9 @@ def _parameter(node: Rewriting, position: int) -> str:
 
 
 def _real(node: Rewriting, position: int, axis: int = 1) -> str:
-    """Return the values that an operand stands for, which its scale and zero point follow.
+    """Return the real values of an operand, which is followed by its scale and zero point.
 
-    Where the scale has several elements, `axis` is that of the channels.
+    With several scales, `axis` is that of the channels.
     """
     parameters = (_parameter(node, position + 1), _parameter(node, position + 2))
     return node.add("DequantizeLinear", node.name(position), *parameters, axis=axis)
@@ -355,7 +342,7 @@ def _bias(node: Rewriting, position: int, factor: float = 1.0) -> list[str]:
     """Return the bias, if there is one; its scale is the product of those of data and weights."""
     if not node.name(position):
         return []
-    scale = node.add("Mul", *(_parameter(node, place) for place in (1, 4)))
+    scale = node.add("Mul", _parameter(node, 1), _parameter(node, 4))
     if factor != 1.0:
         scale = node.add("Mul", scale, node.constant(np.float32(factor)))
     return [node.add("Mul", node.add("Cast", node.name(position), to=1), scale)]
@@ -446,7 +433,7 @@ def _scale_product(node: Rewriting, integers: str, scales: tuple[str, str], bias
 
 
 def rewrite_dynamic_matmul(node: Rewriting) -> str:
-    """Rewrite a product of data that are quantized for it with weights of bytes."""
+    """Rewrite a product of int8 weights with data that are quantized for it."""
     data, weights, scale = (node.name(position) for position in range(3))
     integers, data_scale, zero = node.add_all("DynamicQuantizeLinear", data, results=3)
     operands = [integers, weights, zero, *filter(None, [node.name(3)])]
@@ -465,11 +452,10 @@ def rewrite_matmul_to_float(node: Rewriting) -> str:
 
 def rewrite_matmul(node: Rewriting) -> str | None:
     """Rewrite a product of matrices that are transposed and scaled."""
-    operands = [_transposed(node, position, side) for position, side in enumerate("AB")]
-    known = [name for name in operands if name is not None]
-    if len(known) < len(operands):
+    left, right = (_transposed(node, position, side) for position, side in enumerate("AB"))
+    if left is None or right is None:
         return None
-    return node.scaled(node.add("MatMul", *known), node.attributes.get("alpha", 1.0))
+    return node.scaled(node.add("MatMul", left, right), node.attributes.get("alpha", 1.0))
 
 
 def _transposed(node: Rewriting, position: int, side: str) -> str | None:
@@ -479,7 +465,7 @@ def _transposed(node: Rewriting, position: int, side: str) -> str | None:
     if not moves_batch and not swaps:
         return name
     if shape is None:
-        # an equation for any rank, so that its readers need not wait for this one's
+        # an equation for any rank, so that later nodes need not wait for this one's rank
         return None if moves_batch else node.add("Einsum", name, equation="...ij->...ji")
     rank = len(shape)
     order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
@@ -500,8 +486,8 @@ def rewrite_fused_gemm(node: Rewriting) -> str:
 
 def rewrite_fused_convolution(node: Rewriting) -> str:
     """Rewrite a convolution with a sum and an activation."""
-    own = node.omit("activation", "activation_params")
-    result = node.add("Conv", *node.names(3), **own)
+    kept = node.omit("activation", "activation_params")
+    result = node.add("Conv", *node.names(3), **kept)
     if node.name(3):
         result = node.add("Add", result, node.name(3))
     values = node.attributes.get("activation_params", [])
@@ -539,12 +525,8 @@ def _add_rms_norm(
 ) -> str | None:
     """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None if no type is known yet.
 
-    Args:
-        node: The node.
-        x: The normalized tensor, of the type of the first operand.
-        scale: The place of the factors among the operands; the result has their type.
-        axis: The first axis of the mean, negative.
-        inverse: The name of 1 / √(mean(x²) + ε), which is float32, where the node results in it.
+    The tensor x has the type of the first operand, the result that of the factors at position `scale`. The mean is over
+    the axes from `axis` (negative) on. A result with the name `inverse` is 1 / √(mean(x²) + ε) as float32.
     """
     types, known = (node.type_of(0), node.type_of(scale)), node.element_type
     if not known:

@@ -286,9 +286,18 @@ class Replacement:
     """The nodes that replace one node; the names of their values begin with that of its first output."""
 
     def __init__(self, node: NodeProto, suffix: str = "") -> None:
+        self.node, self.attributes = node, attributes_of(node)
         # of a loop, outputs that nothing reads have no name
         self._prefix = next(filter(None, node.output), "loop") + suffix
         self.nodes: list[NodeProto] = []
+
+    def name(self, position: int) -> str:
+        """Return the name of an operand of the node; empty if it is missing."""
+        return self.node.input[position] if position < len(self.node.input) else ""
+
+    def result(self, position: int = 0) -> str:
+        """Return the name of a result of the node; empty if it is missing."""
+        return self.node.output[position] if position < len(self.node.output) else ""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node, and return the name of its result."""
