@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx
 
 MAX_WINDOW: Final = 1 << 24
-"""The elements of the largest window whose maximum has an index: float32 counts up to there."""
+"""The elements of the largest window whose maximum has an index, which is a float32."""
 
 MAX_DETERMINANT_ROWS: Final = 16
 """The rows of the largest matrix with a determinant: each row adds four loops to the kernel."""
@@ -28,15 +28,7 @@ def _limit(index: Any, size: Any) -> Any:
 
 
 class Windows(NamedTuple):
-    """The windows of a pooling operator; each sequence has a value for each spatial axis.
-
-    Attributes:
-        sizes: The elements of a window along each axis.
-        strides: The elements between the starts of two windows.
-        dilations: The elements between two elements of a window.
-        padding: The elements in front of the data.
-        after: The elements behind the data.
-    """
+    """The windows of a pooling operator along each spatial axis; `padding` is in front of the data."""
 
     sizes: Sequence[int]
     strides: Sequence[int]
@@ -47,41 +39,32 @@ class Windows(NamedTuple):
     @classmethod
     def read(cls, attributes: Mapping[str, Any], sizes: Sequence[int]) -> Windows:
         rank = len(sizes)
+        defaults = {"strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
         strides, dilations, pads = (
-            [int(number) for number in attributes.get(name, default)]
-            for name, default in (
-                ("strides", [1] * rank),
-                ("dilations", [1] * rank),
-                ("pads", [0] * 2 * rank),
-            )
+            list(map(int, attributes.get(name, default))) for name, default in defaults.items()
         )
         return cls(sizes, strides, dilations, pads[:rank], pads[rank:])
 
+    def make_axes(self) -> list[Any]:
+        """Return reduction axes over the elements of a window."""
+        return [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(self.sizes)]
+
 
 def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], windows: Windows) -> Any:
-    """Return images whose pixels are the sums of all elements of blocks that cover them.
+    """Return images (N, C, …) whose pixels are the sums of all elements of blocks that cover them.
 
-    Args:
-        columns: The blocks (N, C · elements of a block, blocks).
-        image: The size of an image along each axis.
-        counts: How many blocks there are along each axis.
-        windows: The blocks, as windows on an image.
-
-    Returns:
-        The images (N, C, …).
+    The columns (N, C · elements of a block, blocks) are the blocks, with `counts` blocks along each axis.
     """
     batch, depth, _ = columns.shape
     channels = int(depth) // math.prod(windows.sizes)
-    kernel_axes = [
-        te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)
-    ]
+    kernel_axes = windows.make_axes()
     zero = tirx.const(0, columns.dtype)
 
     def pixel(n: Any, channel: Any, *indices: Any) -> Any:
         row, column, conditions = channel, 0, []
         for axis, (position, offset) in enumerate(zip(indices, kernel_axes, strict=True)):
             stride = windows.strides[axis]
-            # where the block that has this element here begins
+            # the start of the block that has this element here
             start = position + windows.padding[axis] - offset * windows.dilations[axis]
             conditions += [
                 start >= 0,
@@ -99,19 +82,10 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
 
 
 def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
-    """Return where the maxima of windows are in the data: of equal elements, the first one.
+    """Return the indices (int64) of maxima (N, C, …) of windows in the flattened data (N, C, …).
 
-    A window without its maximum (all of it is padding, or it has NaN) has the index of its last
-    element, which may be beyond the data.
-
-    Args:
-        data: The data (N, C, …).
-        maxima: The maximum of each window (N, C, …).
-        windows: The windows.
-        counts_columns: Whether indices count along the first spatial axis first.
-
-    Returns:
-        The indices in the flattened data, as int64.
+    The index is that of the first of equal elements. A window without its maximum (padding or NaN) has the index of its
+    last element, which may be beyond the data. With `counts_columns`, the first spatial axis is contiguous.
     """
     sizes = list(data.shape[2:])
     order = list(range(len(sizes)))
@@ -130,9 +104,7 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
             for axis in order
         ]
 
-    kernel_axes = [
-        te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)
-    ]
+    kernel_axes = windows.make_axes()
     last = tirx.const(math.prod(windows.sizes) - 1, "int32")
 
     def find(image: Any, channel: Any, *window: Any) -> Any:
@@ -193,10 +165,7 @@ def infer_unpooled_shape(shape: Sequence[int], windows: Windows) -> list[int]:
 
 
 def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) -> Any:
-    """Return data with the first steps of each sequence reversed, and the others unchanged.
-
-    A length below 0 counts as 0, and one above the number of steps as that.
-    """
+    """Return data with the first steps of each sequence reversed; lengths are clamped to the steps."""
     steps = data.shape[time_axis]
 
     def read(*position: Any) -> Any:
@@ -273,14 +242,13 @@ class Regions(NamedTuple):
     """The samples of a region in RoiAlign.
 
     Attributes:
-        height: The bins of a region from top to bottom.
-        width: The bins from left to right.
-        samples: The samples of a bin along each axis; 0 for as many as the pixels that it covers.
+        height: The bins of a region from top to bottom; `width`, those from left to right.
+        samples: The samples of a bin along each axis; 0 for as many as it covers pixels.
         scale: The factor of coordinates.
-        is_aligned: Whether the center of the first pixel is at 0.5; otherwise at 0, and no region is
-            smaller than a pixel.
-        takes_greatest: Whether a bin has the greatest sample, not the mean of all. As ONNX defines it, a
-            sample is then the greatest of the four pixels around it, each times its weight.
+        is_aligned: Whether the center of the first pixel is at 0.5; otherwise it is at 0, and regions have
+            at least one pixel.
+        takes_greatest: Whether a bin is the greatest sample, not their mean. As ONNX defines it, a sample is
+            then the greatest of the four weighted pixels around it.
     """
 
     height: int
@@ -338,15 +306,9 @@ class _Samples:
 
 
 def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any]:
-    """Return tables of the pixels around samples; each bin has a fixed number of samples.
+    """Return tables (R, bins · samples) of the pixels around the samples of regions (R, 4).
 
-    Args:
-        boxes: The regions (R, 4): left, top, right, bottom.
-        sizes: Height and width of the images.
-        regions: How they are sampled.
-
-    Returns:
-        For each axis the first pixel, its weight, the second pixel and its weight (R, bins · samples).
+    For each axis there are the first pixel, its weight, the second pixel, and its weight.
     """
     samples = _Samples(boxes, sizes, regions)
 
@@ -365,16 +327,9 @@ def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any
 
 
 def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> Any:
-    """Return the bins of regions.
+    """Return the bins (R, height, width, C) of regions in images (N, H, W, C).
 
-    Args:
-        data: The images, with their channels last (N, H, W, C).
-        images: The image of each region (R,); the nearest one for a number that no image has.
-        tables: The samples, as `find_samples` gives them.
-        regions: How they are sampled.
-
-    Returns:
-        The bins, with their channels last (R, height, width, C).
+    The tables are those of `find_samples`; the index of the image of each region (R,) is clamped.
     """
     per_axis, count = len(tables) // 2, regions.samples
     combine = te.max if regions.takes_greatest else operator.add
@@ -404,16 +359,9 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
 
 
 def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
-    """Return the bins of regions, each with as many samples as the pixels that it covers.
+    """Return the bins (R, C, height, width) of regions (R, 4) in images (N, C, H, W).
 
-    Args:
-        data: The images (N, C, H, W).
-        boxes: The regions (R, 4): left, top, right, bottom.
-        images: The image of each region (R,); the nearest one for a number that no image has.
-        regions: How they are sampled.
-
-    Returns:
-        The bins (R, C, height, width); 0 in those without a sample.
+    The index of the image of each region (R,) is clamped. Bins without a sample are 0.
     """
     samples = _Samples(boxes, data.shape[2:], regions)
     zero = tirx.const(0, data.dtype)
@@ -421,9 +369,7 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     def element(box: Any, channel: Any, *position: Any) -> Any:
         counts = [samples.count(box, axis) for axis in range(2)]
         steps = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
-        coordinates = [
-            samples.position(box, axis, position[axis], steps[axis]) for axis in range(2)
-        ]
+        coordinates = [samples.position(box, n, position[n], steps[n]) for n in range(2)]
         is_outside = tirx.any(*(samples.is_outside(at, n) for n, at in enumerate(coordinates)))
         image = _limit(images(_limit(box, images.shape[0])), data.shape[0])
         around = itertools.product(*(samples.pixels(at, n) for n, at in enumerate(coordinates)))
@@ -440,7 +386,7 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     shape = [boxes.shape[0], data.shape[1], regions.height, regions.width]
     result = te.compute(shape, element, name="align_regions")
 
-    # a loop that does not run sets no number
+    # a loop without iterations sets no value
     def without_samples(box: Any, *position: Any) -> Any:
         is_empty = tirx.any(*(samples.count(box, axis) <= 0 for axis in range(2)))
         return tirx.Select(is_empty, zero, result(box, *position))

@@ -20,7 +20,6 @@ from onnx import (
     TensorProto,
     ValueInfoProto,
     helper,
-    numpy_helper,
     version_converter,
 )
 
@@ -31,6 +30,7 @@ from tvmflow.frontends.onnx._header import MAX_NODES
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     Replacement,
+    all_graphs,
     array_of,
     attributes_of,
     branch_nodes,
@@ -42,33 +42,33 @@ from tvmflow.frontends.onnx.graph import (
     list_branches,
     make_evaluator,
     names_read,
+    names_used,
     node_name,
     opset_of,
     rename_captured,
     rename_node,
     replace_nodes,
+    set_entries,
     subgraphs,
     versions_of,
+    with_inner_graphs,
     with_inner_nodes,
 )
 
 # ---------------------------------------------------------------- functions
-# Their calls become nodes: default attributes, opsets of their own, scopes of names.
 
 
 _Id = tuple[str, str, str]
 # Hides operators from ONNX's converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-# Limits of expanded calls. Protobuf reads 100 nested messages, and each graph in a node is three.
+# Limits of expanded calls. Protobuf reads 100 nested messages, and a graph in a node is nested 3 times.
 _MAX_BYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 30
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """Replace calls of the model's own functions by their bodies, all in one opset.
-
-    That is the newest opset that the model and its functions use: older operators are converted.
+    """Replace calls of the model's own functions by their bodies, in the newest opset of all.
 
     Raises:
         ImportFailed: when a call does not fit its function, or an opset cannot be converted.
@@ -83,7 +83,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
     if versions_of(model.opset_import).get("", opset) != opset:
         inlined = _convert(inlined, opset, "the model")
     inliner = _Inliner(inlined, functions, opset)
-    # each round inlines the calls that are there, and shows those inside the functions
+    # each round inlines the visible calls, and adds those inside the functions
     for _ in range(len(functions)):
         if not inliner.inline_calls():
             break
@@ -137,12 +137,10 @@ class _Inliner:
         self, model: ModelProto, functions: Mapping[_Id, FunctionProto], opset: int
     ) -> None:
         self._model, self._functions, self._opset = model, functions, opset
-        self._taken = {tensor.name for tensor in model.graph.initializer}
-        self._taken |= {value.name for value in model.graph.input}
-        for node in with_inner_nodes(model.graph.node):
-            self._taken.update(node.output)
-            for graph in subgraphs(node):
-                self._taken.update(value.name for value in (*graph.input, *graph.initializer))
+        self._taken: set[str] = set()
+        for graph in with_inner_graphs(model.graph):
+            self._taken.update(value.name for value in (*graph.input, *graph.initializer))
+            self._taken.update(name for node in graph.node for name in node.output)
         self._types: Mapping[str, ValueInfoProto] = {}
         self._numbers: Counter[str] = Counter()
         self._nodes = len(list(with_inner_nodes(model.graph.node)))
@@ -173,11 +171,9 @@ class _Inliner:
 
     def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
         """Count the nodes of an expanded call in advance."""
-        given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
-        body = list(with_inner_nodes(function.node))
-        used = [
-            given[a.ref_attr_name] for n in body for a in n.attribute if a.ref_attr_name in given
-        ]
+        given, body = _list_attributes(call, function), list(with_inner_nodes(function.node))
+        references = (a.ref_attr_name for node in body for a in node.attribute)
+        used = [given[name] for name in references if name in given]
         copied = [n for graph in graphs_in(used) for n in with_inner_nodes(graph.node)]
         self._nodes += len(body) + len(copied) - len(list(with_inner_nodes([call])))
         names = sum(len(node.input) + len(node.output) for node in (*body, *copied))
@@ -202,7 +198,7 @@ class _Inliner:
 
     def _expand(self, call: NodeProto, function: FunctionProto) -> list[NodeProto]:
         _check_call(call, function)
-        attributes = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+        attributes = _list_attributes(call, function)
         nodes = [copy.deepcopy(node) for node in function.node]
         _bind(nodes, {k: a for k, a in attributes.items() if a.type not in _GRAPHS})
         if self._needs_conversion(function):
@@ -259,7 +255,7 @@ class _Inliner:
     def _bind_graphs(
         self, nodes: Iterable[NodeProto], attributes: Mapping[str, AttributeProto], prefix: str
     ) -> None:
-        """Replace references to attributes that are graphs, each by a copy with names of its own."""
+        """Replace references to attributes that are graphs by copies with unique names."""
         used = [node for node in with_inner_nodes(nodes) if any(map(_refers, node.attribute))]
         _bind(used, attributes, drops_missing=True)
         for node in used:
@@ -289,6 +285,11 @@ class _Inliner:
         weights = converted.initializer
         constants = [helper.make_node("Constant", [], [t.name], value=t) for t in weights]
         return [*constants, *converted.node]
+
+
+def _list_attributes(call: NodeProto, function: FunctionProto) -> dict[str, AttributeProto]:
+    """Return the attributes of a call by name, including defaults."""
+    return {a.name: a for a in (*function.attribute_proto, *call.attribute)}
 
 
 def _prefix(call: NodeProto, function: FunctionProto) -> str:
@@ -323,20 +324,18 @@ def _bind(
 ) -> None:
     """Replace references to attributes of a function by their values.
 
-    An attribute without a value is missing in the node, too; references to graphs stay unless `drops_missing`.
+    References without a value are removed; those to graphs only with `drops_missing`.
     """
     for node in with_inner_nodes(nodes):
         bound = []
         for attribute in node.attribute:
             value = attributes.get(attribute.ref_attr_name) if _refers(attribute) else attribute
-            if value is None:
-                if attribute.type in _GRAPHS and not drops_missing:
-                    bound.append(attribute)
-                continue
-            bound.append(copy.deepcopy(value))
-            bound[-1].name = attribute.name
-        del node.attribute[:]
-        node.attribute.extend(bound)
+            if value is None and attribute.type in _GRAPHS and not drops_missing:
+                value = attribute
+            if value is not None:
+                bound.append(copy.deepcopy(value))
+                bound[-1].name = attribute.name
+        set_entries(node.attribute, bound)
 
 
 # ---------------------------------------------------------------- opsets
@@ -350,16 +349,13 @@ def _since(node: NodeProto, opset: int) -> int:
 
 
 def _changes(nodes: Iterable[NodeProto], version: int, opset: int) -> bool:
-    """Return whether an operator that nodes have in an opset is another one in a second opset."""
+    """Return whether an operator of nodes differs between two opsets."""
     standard = [node for node in with_inner_nodes(nodes) if is_standard(node)]
     return any(0 < _since(node, version) != _since(node, opset) for node in standard)
 
 
 def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
-    """Return a model in a newer opset.
-
-    Operators that came later than the model's own opset mean what they do in the newer one, as in ONNX Runtime.
-    """
+    """Return a model in a newer opset, in which operators that its own opset lacks are unchanged."""
     version = opset_of(model)
     if not _changes(model.graph.node, version, opset):
         return model
@@ -387,8 +383,7 @@ def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
     # the converter does without, where it can
     with contextlib.suppress(Exception):
         model = onnx.shape_inference.infer_shapes(model)
-    graphs = [model.graph]
-    graphs += [g for node in with_inner_nodes(model.graph.node) for g in subgraphs(node)]
+    graphs = list(with_inner_graphs(model.graph))
     values = [v for graph in graphs for v in (*graph.input, *graph.value_info, *graph.output)]
     weights = [tensor for graph in graphs for tensor in graph.initializer]
     types = {value.name: value for value in values if value.HasField("type")}
@@ -396,7 +391,7 @@ def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
 
 
 # ---------------------------------------------------------------- loops
-# Scan and Loop, which TVM's importer lacks. An iteration that a computed condition may end becomes an If.
+# TVM's importer lacks Scan and Loop. An iteration after a computed condition becomes an If.
 
 
 # Older ones have another form, with a batch.
@@ -433,9 +428,7 @@ def unroll_loops(model: ModelProto) -> ModelProto:
 
 def _drop_unused_outputs(model: ModelProto) -> None:
     """Remove the names of those outputs of loops that nothing reads."""
-    used = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        used |= names_read(node)
+    used = names_used(model.graph)
     for node in model.graph.node:
         if node.op_type in _UNROLLERS and is_standard(node):
             node.output[:] = [name if name in used else "" for name in node.output]
@@ -467,34 +460,23 @@ class _Iterations(Replacement):
     def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
         """Add an If that runs one iteration while the loop lasts, and return the names of its results.
 
-        The arguments are the number of the iteration, the condition, and the states; the first `count` results, the
-        condition and the states, are kept.
+        The arguments are the number of the iteration, the condition, and the states. The results are the condition and
+        the states, the first `count` ones of the body.
         """
-        start = len(self.nodes)
+        outer, self.nodes = self.nodes, []
         results = self.run_body(iteration, arguments)[:count]
-        nodes = self.nodes[start:]
-        del self.nodes[start:]
-        false = numpy_helper.from_array(np.asarray(False))
+        # a condition may be a vector of one element
+        scalar = self.constant(np.zeros(0, np.int64), f"{results[0]}.scalar")
+        results[0] = self.add("Reshape", results[0], scalar, output=f"{results[0]}.reshaped")
         names = [f"{self._prefix}.{iteration}.state{n}" for n in range(count)]
-        stop = helper.make_node("Constant", [], [f"{names[0]}.kept"], value=false)
-        branches = {
-            "then_branch": (nodes, [self._as_condition(results[0], nodes), *results[1:]], "new"),
-            "else_branch": ([stop], [stop.output[0], *arguments[2:]], "kept"),
-        }
-        graphs = {
-            branch: _branch(content, values, [f"{name}.{suffix}.out" for name in names])
-            for branch, (content, values, suffix) in branches.items()
-        }
+        new = _branch(self.nodes, results, [f"{name}.new.out" for name in names])
+        self.nodes = []
+        states = [self.constant(False, f"{names[0]}.kept"), *arguments[2:]]
+        kept = _branch(self.nodes, states, [f"{name}.kept.out" for name in names])
         label = f"{self._prefix} iteration {iteration}"
-        self.nodes.append(helper.make_node("If", [arguments[1]], names, label, **graphs))
+        branches = {"then_branch": new, "else_branch": kept}
+        self.nodes = [*outer, helper.make_node("If", [arguments[1]], names, label, **branches)]
         return names
-
-    def _as_condition(self, name: str, nodes: list[NodeProto]) -> str:
-        """Return a condition, which may be a vector of one element, as a scalar."""
-        shape = numpy_helper.from_array(np.zeros(0, np.int64))
-        nodes.append(helper.make_node("Constant", [], [f"{name}.scalar"], value=shape))
-        nodes.append(helper.make_node("Reshape", [name, f"{name}.scalar"], [f"{name}.reshaped"]))
-        return f"{name}.reshaped"
 
     def stack(self, values: Sequence[str], axis: int, output: str) -> None:
         if not output:
@@ -514,7 +496,7 @@ class _Iterations(Replacement):
 
 
 def _branch(nodes: Sequence[NodeProto], values: Sequence[str], names: Sequence[str]) -> GraphProto:
-    """Return a branch of an If that returns values by new names; they may be of the graph around it."""
+    """Return a branch of an If that returns values, or outer values, by new names."""
     copies = [helper.make_node("Identity", [v], [n]) for v, n in zip(values, names, strict=True)]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     return helper.make_graph([*nodes, *copies], names[0], [], outputs)
@@ -597,7 +579,6 @@ _UNROLLERS: Final[Mapping[str, Callable[[NodeProto, KnownValues, int], _Iteratio
 
 
 # ---------------------------------------------------------------- trips
-# Counts the iterations of a Loop, as far as its condition is computed from constants and counters.
 
 
 # Operators of counters and conditions; none of them enlarges its operands.
@@ -612,14 +593,14 @@ _Evaluator = Callable[[_Arrays], list[np.ndarray[Any, Any]]]
 
 
 class Trips(NamedTuple):
-    """The limit of the iterations of a loop, and whether each call reaches it."""
+    """The most iterations of a loop, and whether it always has as many."""
 
     most: int
     is_exact: bool
 
 
 def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
-    """Return the iterations of a Loop up to a limit; None if nothing known limits them."""
+    """Return the iterations of a Loop, up to a limit; None if constants and counters do not decide."""
     body = attributes_of(node)["body"]
     most, start = (known.constants.get(name) for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
@@ -630,7 +611,7 @@ def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> 
     try:
         computed = counters.count(min([limit, *counts]), opset)
     except Exception:
-        # The evaluator raises many kinds of errors for operands that do not fit.
+        # the evaluator raises many kinds of errors for operands that do not fit
         return None
     counts += [computed] if computed is not None else []
     return Trips(min(counts), is_exact=starts and counters.is_whole) if counts else None
@@ -639,8 +620,7 @@ def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> 
 class _Counters:
     """The states of a loop that are computed only from constants, and the known part of its condition.
 
-    Attributes:
-        is_whole: Whether the whole condition is known, or else only some operands of its And.
+    If the condition is not known as a whole (`is_whole`), some operands of its And are.
     """
 
     def __init__(self, node: NodeProto, body: GraphProto, known: KnownValues) -> None:
@@ -662,7 +642,7 @@ class _Counters:
         self.is_whole = len(parts) == len(self._parts)
 
     def count(self, limit: int, opset: int) -> int | None:
-        """Return after how many iterations, up to a limit, the condition is known to be false, or None."""
+        """Return after how many iterations, up to a limit, the condition is false; None if not known."""
         if not self._parts:
             return None
         values = self._initial
@@ -724,10 +704,8 @@ class _Counters:
 
 
 # ---------------------------------------------------------------- branches
-# The branches of `If`: branches with a known condition are inlined, all others are simplified like a model.
-#
-# Values in branches get names that are unique in the whole model, and constants in them become
-# weights of the main graph, which has the parameters of the library.
+# Branches with a known condition are inlined, and others simplified like models. Constants in branches become
+# weights of the main graph, whose weights are the parameters of the library.
 
 
 _Simplify = Callable[[ModelProto], ModelProto]
@@ -740,7 +718,9 @@ def name_branch_values(model: ModelProto) -> ModelProto:
     taken.update(name for node in model.graph.node for name in node.output)
     for branch in list_branches(model.graph):
         _name_values(branch, taken)
-        _move_constants(branch, model)
+        for graph in all_graphs(branch):
+            model.graph.initializer.extend(graph.initializer)
+            del graph.initializer[:]
     return model
 
 
@@ -759,13 +739,6 @@ def _name_values(graph: GraphProto, taken: set[str]) -> None:
     rename_captured(graph, names)
     for branch in list_branches(graph):
         _name_values(branch, taken)
-
-
-def _move_constants(graph: GraphProto, model: ModelProto) -> None:
-    model.graph.initializer.extend(graph.initializer)
-    del graph.initializer[:]
-    for branch in list_branches(graph):
-        _move_constants(branch, model)
 
 
 def inline_known_branches(model: ModelProto) -> ModelProto:
@@ -823,9 +796,6 @@ def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
 
 def _captured(graph: GraphProto) -> set[str]:
     """Return the names that a branch reads, or returns, and does not make."""
-    read = {value.name for value in graph.output}
-    for node in graph.node:
-        read.update(name for name in node.input if name)
-    for branch in list_branches(graph):
-        read |= _captured(branch)
-    return read.difference(*(node.output for node in graph.node))
+    read = {value.name for value in graph.output}.union(*(node.input for node in graph.node))
+    read = read.union(*map(_captured, list_branches(graph)))
+    return read.difference([""], *(node.output for node in graph.node))

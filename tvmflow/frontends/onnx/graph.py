@@ -133,6 +133,13 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
             yield from with_inner_nodes(graph.node)
 
 
+def with_inner_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph, and all graphs nested in it."""
+    yield graph
+    for node in with_inner_nodes(graph.node):
+        yield from subgraphs(node)
+
+
 def with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """Yield nodes, each followed by the nodes of its subgraphs."""
     for node in nodes:
@@ -218,6 +225,11 @@ def declare(tensor: TensorProto) -> ValueInfoProto:
 def names_read(node: NodeProto) -> set[str]:
     """Return the names of all values that a node reads, also inner ones of its subgraphs."""
     return {*node.input} | captured_names(node)
+
+
+def names_used(graph: GraphProto) -> set[str]:
+    """Return the names of all values that a graph returns, or that its nodes read."""
+    return {value.name for value in graph.output}.union(*map(names_read, graph.node))
 
 
 def captured_names(node: NodeProto) -> set[str]:

@@ -1,7 +1,7 @@
 """Prepares an ONNX model for TVM's importer, by passes over the ONNX graph.
 
 The importer needs static shapes, constants where an operator requires them, and operators that
-it supports. Most other constructs of real models can be rewritten in ONNX's own terms.
+it supports. Most other constructs of real models can be rewritten as other nodes of ONNX.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from tvmflow.frontends.onnx.graph import (
     make_evaluator,
     make_single,
     names_read,
+    names_used,
     node_name,
     opset_of,
     place_of,
@@ -73,22 +74,16 @@ _Pass = Callable[[ModelProto], ModelProto]
 
 
 # ---------------------------------------------------------------- conversions
-# Passes that rewrite a model to operators and an opset that TVM's importer supports.
 
 
 # The oldest and the newest opset that TVM's importer supports well; others are converted if possible.
 _PREFERRED_OPSETS: Final = (13, 21)
 # TVM's importer misreads older ones.
 _OLDEST_OPSET: Final = 7
-# Scan has another form before, which ONNX's converter takes for this one.
+# ONNX's converter misreads the Scan of older ones, which has another form.
 _SCAN_OPSET: Final = 9
 # Resize has no modes before, and samples at scaled positions, rounded down.
 _RESIZE_MODES_OPSET: Final = 11
-# The attributes of Constant that hold plain values.
-_CONSTANT_DTYPES: Final = {
-    **dict.fromkeys(("value_float", "value_floats"), "float32"),
-    **dict.fromkeys(("value_int", "value_ints"), "int64"),
-}
 
 
 def convert_opset(model: ModelProto) -> ModelProto:
@@ -106,7 +101,7 @@ def convert_opset(model: ModelProto) -> ModelProto:
     try:
         converted = version_converter.convert_version(model, opset)
     except Exception as error:
-        # The converter raises many kinds of errors.
+        # the converter raises many kinds of errors
         if opset_of(model) >= _OLDEST_OPSET:
             _log.debug("opset %d is kept: %s", opset_of(model), error)
             return model
@@ -128,12 +123,9 @@ def _keep_places_of_resize(model: ModelProto) -> None:
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
-    """Return whether a node has an attribute that its operator lacks in an older opset.
-
-    ONNX's converter drops such attributes silently.
-    """
+    """Return whether ONNX's converter would drop attributes that operators lack in an older opset."""
     for node in model.graph.node if opset < opset_of(model) else ():
-        # An operator that is newer than the opset is refused by the converter itself.
+        # the converter refuses an operator that is newer than the opset
         if is_standard(node) and onnx.defs.has(node.op_type, opset, ""):
             known = onnx.defs.get_schema(node.op_type, opset, "").attributes
             if any(attribute.name not in known for attribute in node.attribute):
@@ -155,26 +147,24 @@ def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
 
 
 def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
-    if not node.attribute:
-        # An expanded function may refer to an attribute that is not set.
-        return None
-    attribute = node.attribute[0]
-    value = helper.get_attribute_value(attribute)
-    if attribute.name == "value":
-        return np.asarray(numpy_helper.to_array(value))
-    dtype = _CONSTANT_DTYPES.get(attribute.name)
-    return np.asarray(value, dtype) if dtype else None
+    # an expanded function may refer to an attribute that is not set
+    for name, value in attributes_of(node).items():
+        if name == "value":
+            return np.asarray(numpy_helper.to_array(value))
+        if name.startswith(("value_float", "value_int")):
+            return np.asarray(value, "float32" if "float" in name else "int64")
+    return None
 
 
 def expand_unsupported_operators(model: ModelProto) -> ModelProto:
-    """Replace operators that TVM lacks, and that ONNX defines by other operators, by their definition."""
+    """Replace operators that TVM lacks by their definition, if ONNX defines them by other operators."""
     known = known_values(model)
     missing = {node.op_type for node in model.graph.node if unsupported_reason(node, known)}
     if not missing:
         return model
     typed = copy.deepcopy(model)
     with_type = {value.name for value in typed.graph.value_info}
-    # The inliner needs the type of every value, and does not look at the initializers.
+    # the inliner needs the type of every value, and does not look at the initializers
     typed.graph.value_info.extend(
         declare(tensor) for tensor in typed.graph.initializer if tensor.name not in with_type
     )
@@ -185,13 +175,13 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
             typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
         )
     except Exception as error:
-        # The importer refuses functions that cannot be expanded, with the name of the node.
+        # the importer refuses operators that cannot be expanded, with the name of the node
         _log.debug("not expanded: %s: %s", ", ".join(sorted(missing)), error)
         return model
 
 
 def _set_defaults(node: NodeProto, opset: int) -> None:
-    """Write an operator's default attribute values to a node, because ONNX's inliner ignores them."""
+    """Write an operator's default attribute values to a node: ONNX's inliner ignores them."""
     if not is_standard(node) or not onnx.defs.has(node.op_type, opset, ""):
         return
     given = {attribute.name for attribute in node.attribute}
@@ -201,7 +191,6 @@ def _set_defaults(node: NodeProto, opset: int) -> None:
 
 
 # ---------------------------------------------------------------- simplifications
-# Constant folding, and removal of unused nodes.
 
 
 # Operators that are not evaluated: random ones, and those with the real work of a model.
@@ -209,21 +198,21 @@ _NOT_FOLDED: Final = frozenset(
     "Bernoulli Conv ConvTranspose Gemm If Loop MatMul Multinomial RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike Scan".split()
 )
-# Their results have at most a few times the elements of their inputs, and a shape that depends on values.
+# Their results have a shape that depends on values, and at most a few times the elements of their inputs.
 _AS_LARGE_AS_INPUTS: Final = frozenset(
     "Compress ConcatFromSequence NonZero Optional OptionalGetElement SequenceAt SequenceConstruct "
     "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
 )
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
-# The elements of all constants that a model holds: protobuf's limit is 2 GiB.
+# The elements of all constants of a model: protobuf's limit is 2 GiB.
 _MAX_HELD_ELEMENTS: Final = 1 << 27
-# Larger results are left to TVM's importer, which evaluates a Range too, and all else when it runs.
+# The most elements of a constant that is computed by the library, and by TVM's importer.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
 _MAX_SHAPE_ELEMENTS: Final = 1024
 # NumPy's limit; ONNX writes each axis into the model.
 _MAX_AXES: Final = 64
-# The operand of an operator with an element for each axis of its result, or with the added ones.
+# The operand of an operator with an element for each axis, or each added axis, of its result.
 _LISTS_OF_AXES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
 # Operators through which ONNX propagates values in shape inference, and their limits.
 _VALUE_OPERATORS: Final = frozenset(
@@ -245,13 +234,13 @@ def infer_shapes(model: ModelProto) -> ModelProto:
             return inferred
         return onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except Exception as error:
-        # TVM infers shapes itself, and may accept a graph that this inference rejects.
+        # TVM infers shapes itself, and may accept a graph that ONNX rejects
         _log.debug("ONNX cannot infer shapes: %s", error)
         return model
 
 
 def _propagates_little(model: ModelProto) -> bool:
-    """Return whether ONNX can propagate values through the graph: each element takes some 100 bytes."""
+    """Return whether few values would be propagated: ONNX takes some 100 bytes for each element."""
     known = known_values(model)
     counts = {name: math.prod(shape) for name, shape in known.shapes.items() if len(shape) <= 1}
     for node in model.graph.node:
@@ -287,12 +276,11 @@ def fold_shapes(model: ModelProto) -> ModelProto:
         if node.op_type not in ("Shape", "Size") or node.input[0] not in shapes:
             kept.append(node)
             continue
-        shape = shapes[node.input[0]]
-        attributes = attributes_of(node)
-        value: Any = np.prod(shape, dtype=np.int64)
-        if node.op_type == "Shape":
-            value = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
-        array = np.asarray(value, np.int64)
+        array, attributes = np.asarray(shapes[node.input[0]], np.int64), attributes_of(node)
+        if node.op_type == "Size":
+            array = np.prod(array, keepdims=False, dtype=np.int64).reshape(())
+        else:
+            array = array[attributes.get("start", 0) : attributes.get("end", len(array))]
         model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
     replace_nodes(model.graph, kept)
     return model
@@ -302,7 +290,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
     """Evaluate nodes whose inputs are all constant, with ONNX's reference evaluator.
 
     Raises:
-        ImportFailed: when a few numbers of the model would make a constant that fills the memory.
+        ImportFailed: when a constant would fill the memory.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     room = _MAX_HELD_ELEMENTS - sum(
@@ -343,7 +331,7 @@ def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
-    """Return whether a node's results are small enough for constant folding, before it is computed.
+    """Return whether the results of a node are small enough for constant folding.
 
     Folded constants may take `room` more elements; shapes are folded even without room.
     """
@@ -371,7 +359,7 @@ def _infer_results(
     """Return a model of a node with constant inputs, and the types that ONNX infers for its results."""
     inputs, known = [], []
     for tensor in (constants[name] for name in dict.fromkeys(node.input) if name):
-        # Inference needs the values of shapes, which are small, and only the types of all else.
+        # inference needs the values of shapes, which are small, and otherwise only types
         if math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS:
             known.append(with_data(tensor))
         else:
@@ -382,7 +370,7 @@ def _infer_results(
 
 
 def refuse_large_tensors(model: ModelProto) -> None:
-    """Check that every tensor whose shape is known can exist."""
+    """Refuse tensors that would not fit into any memory, as far as shapes are known."""
     shapes = known_values(model).shapes
     _refuse_many_axes(model, shapes)
     for node in branch_nodes(model):
@@ -393,7 +381,7 @@ def refuse_large_tensors(model: ModelProto) -> None:
 
 
 def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check operands that list axes, by the shapes that are known."""
+    """Refuse operands that list too many axes, given the known shapes."""
     for node in branch_nodes(model):
         place = _LISTS_OF_AXES.get(node.op_type, len(node.input))
         axes = math.prod(shapes.get(node.input[place], ())) if place < len(node.input) else 0
@@ -407,10 +395,7 @@ def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 def _evaluate(
     node: NodeProto, constants: Mapping[str, TensorProto], inferred: ModelProto
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Return the node's outputs by name, or None when it cannot be folded.
-
-    They have the dtypes that ONNX infers: the reference evaluator promotes some.
-    """
+    """Return the node's outputs by name, in the dtypes that ONNX infers; None when it cannot be folded."""
     if node.op_type == "DequantizeLinear":
         tensor = constants[node.input[0]]
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
@@ -421,7 +406,7 @@ def _evaluate(
     try:
         arrays = make_evaluator(single)({})
     except Exception:
-        # The evaluator raises many kinds of errors for operators that it lacks.
+        # the evaluator raises many kinds of errors for operators that it lacks
         return None
     if not arrays or not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
@@ -438,10 +423,7 @@ def _evaluate(
 def _dequantize_scalar(
     node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> np.ndarray[Any, Any]:
-    """Return the number that an integer stands for.
-
-    ONNX's reference evaluator (onnx 1.23) cannot compute it.
-    """
+    """Return the real value of an integer, which ONNX's reference evaluator (onnx 1.23) cannot compute."""
     number, scale, *zero = (
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
     )
@@ -478,13 +460,8 @@ def _is_copy(node: NodeProto, known: KnownValues) -> bool:
 
 
 def drop_unused_outputs(model: ModelProto) -> ModelProto:
-    """Remove optional outputs, such as masks and statistics, that no node reads.
-
-    TVM would compute them, or fail to.
-    """
-    used = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        used |= names_read(node)
+    """Remove optional outputs that no node reads, such as masks and statistics: TVM may fail on them."""
+    used = names_used(model.graph)
     for node in model.graph.node:
         while node.output[1:] and node.output[-1] not in used and _ends_optional(model, node):
             del node.output[-1]
@@ -549,21 +526,17 @@ def prepare(
     bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     custom: CustomNodes = NO_OPERATORS,
 ) -> ModelProto:
-    """Return the model in the form that TVM's importer needs.
+    """Return the model, which is changed, in the form that TVM's importer needs.
 
-    Args:
-        model: A model with all of its data; it is changed.
-        inputs: The inputs with their shapes; those with static shapes in the model may be missing.
-        bound: The constants that replace inputs.
-        custom: The nodes of custom operators.
+    Inputs with static shapes may be missing in `inputs`. Inputs in `bound` become constants.
 
     Raises:
         ImportFailed: when inputs do not fit, or the opset is too old.
     """
-    names = {spec.name for spec in inputs}
-    _separate_inputs_and_weights(model, names)
+    _separate_inputs_and_weights(model, {spec.name for spec in inputs})
     _set_input_shapes(model, inputs)
-    _bind_inputs(model, bound)
+    set_entries(model.graph.input, [v for v in model.graph.input if v.name not in bound])
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in bound.items())
     for conversion in _CONVERSIONS:
         model = conversion(model)
     model = _simplify(model, custom)
@@ -586,23 +559,17 @@ def _simplify(model: ModelProto, custom: CustomNodes) -> ModelProto:
 
 
 def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> None:
-    """Let every name be that of an input or of a weight.
+    """Let no name be that of an input and of a weight, as the names of all weights are up to IR version 3.
 
-    An input may have an initializer as its default, which is dropped where the recipe names the input; IR version 3
-    and older list all weights so.
+    The initializer of an input is its default, which is dropped if the recipe names the input.
     """
     listed = {value.name for value in model.graph.input}
     weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]
     known = {tensor.name for tensor in weights}
     set_entries(model.graph.input, [v for v in model.graph.input if v.name not in known])
     set_entries(model.graph.initializer, weights)
-    # From version 4 on weights need not be inputs, and ONNX's version converter checks that.
+    # ONNX's version converter checks that weights are inputs up to IR version 3
     model.ir_version = max(model.ir_version, 4)
-
-
-def _bind_inputs(model: ModelProto, bound: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    set_entries(model.graph.input, [v for v in model.graph.input if v.name not in bound])
-    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in bound.items())
 
 
 def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None:
@@ -617,7 +584,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
             spec = specs[value.name]
             for size in spec.sizes or spec.shape:
                 shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
-    # Shapes that were inferred from other input shapes would contradict the new ones.
+    # shapes that were inferred from other input shapes would contradict the new ones
     for graph in all_graphs(model.graph):
         del graph.value_info[:]
         for output in graph.output:
