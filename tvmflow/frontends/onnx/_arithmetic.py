@@ -61,6 +61,9 @@ class NodeToConvert(NamedTuple):
     def text(self, name: str, default: str) -> str:
         return attribute_text(self.attributes, name, default)
 
+    def count_outputs(self) -> int:
+        return int(self.attributes["tvm_custom"]["num_outputs"])
+
     def is_set(self, name: str, default: int = 0) -> bool:
         return bool(self.attributes.get(name, default))
 

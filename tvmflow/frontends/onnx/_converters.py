@@ -110,8 +110,11 @@ def convert_slice(node: NodeToConvert) -> Any:
 
 def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int, int]:
     """Return the bounds and the step of a slice that stays within an axis, as TVM takes them."""
-    start, end, step = slice(start, end, step).indices(extent)
-    if not range(start, end, step):
+    first, last = (0, extent) if step > 0 else (-1, extent - 1)
+    start, end = (index + extent if index < 0 else index for index in (start, end))
+    # unlike in Python, a start before the data counts as the first element also with a negative step
+    start, end = min(max(start, 0), last), min(max(end, first), last)
+    if (end - start) * step <= 0:
         return 0, 0, 1
     # counted from the end of the axis, because TVM reads -1 as the last element
     return start, end if end >= 0 else -extent - 1, step
@@ -565,7 +568,7 @@ def _windows(node: NodeToConvert) -> Windows:
 
 def convert_max_pool(node: NodeToConvert) -> Any:
     """Return maxima of windows, and their indices if a node reads them."""
-    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+    if node.count_outputs() == 1:
         return node.by_tvm()
     windows = _windows(node)
     if math.prod(windows.sizes) > MAX_WINDOW:

@@ -1,7 +1,6 @@
 """Observes which branches inputs take: sides of activations, branches of Where and If.
 
-A model gets one number more for each branch, the share of elements that take it, so that ONNX Runtime keeps
-no tensor for longer.
+A model gets an output for each branch, the share of elements that take it. So ONNX Runtime does not keep tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import attributes_of, element_types, is_standard, names_read
 
-_NEGATIVE, _POSITIVE = "negative inputs", "positive inputs"
 # The operators with a bend at 0.
 _BENT_AT_ZERO: Final = "Abs Celu Elu LeakyRelu PRelu Relu Selu".split()
 _BOUNDS: Final = {**dict.fromkeys(_BENT_AT_ZERO, (0.0, 0.0)), "HardSwish": (-3.0, 3.0)}
@@ -30,7 +28,7 @@ _PREFIX: Final = "tvmflow.exercises"
 
 
 class ObservedModel(NamedTuple):
-    """A model whose last outputs are shares, and the nodes and branches that they are of."""
+    """A model whose last outputs are shares, and their nodes and branches."""
 
     model: ModelProto
     nodes: Sequence[tuple[str, str, Mapping[str, str]]]
@@ -48,10 +46,9 @@ class ObservedModel(NamedTuple):
 
 
 def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
-    """Return a model that also returns which branches its inputs take.
+    """Return a model that also returns which branches its inputs take, except of nodes in subgraphs.
 
-    Nodes in the branches of If, and in loops, are not observed. The skeleton is the same model without the data of
-    large weights: its types are soon inferred.
+    The skeleton is the same model without the data of large weights, in which types are inferred faster.
     """
     inlined = inline_functions(model)
     typed = inline_functions(skeleton)
@@ -72,7 +69,7 @@ def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
 
 
 def _list_dependent(model: ModelProto) -> set[str]:
-    """Return the values that follow from values of the inputs, not from their shapes or constants alone."""
+    """Return the values that depend on the inputs' values, and not only on their shapes or constants."""
     weights = {tensor.name for tensor in model.graph.initializer}
     dependent = {value.name for value in model.graph.input} - weights
     for node in model.graph.node:
@@ -90,29 +87,24 @@ class _Observer:
 
     def observe(self, node: NodeProto, reached: set[str]) -> Iterator[tuple[str, str]]:
         """Yield each branch of a node with the output that has its share."""
+        value = node.input[0] if node.input else ""
         if node.op_type in ("If", "Where"):
-            if node.input[0] in reached:
-                share = self._mean(node.input[0])
+            if value in reached:
+                share = self._mean(value)
                 yield "true", share
                 yield "false", self._complement(share)
-            return
-        value = node.input[0] if node.input else ""
-        if node.op_type in ("Max", "Min"):
+        elif node.op_type in ("Max", "Min"):
             if len(node.input) == 2 and any(name not in reached for name in node.input):
                 value, bound = sorted(node.input, key=lambda name: name not in reached)
                 yield from self._compare(value, reached, {"Less": bound, "Greater": bound})
-            return
-        if node.op_type == "Clip":
-            yield from self._observe_clip(node, reached)
-            return
-        bounds = self._bounds(node)
-        if bounds is None or self._types.get(value) not in _COMPARED:
-            return
-        low, high = (self._constant(bound, self._types[value]) for bound in bounds)
-        yield from self._compare(value, reached, {"Less": low, "Greater": high}, bounds)
+        elif node.op_type == "Clip":
+            yield from self._compare(value, reached, self._clip_bounds(node))
+        elif (bounds := self._bounds(node)) and self._types.get(value) in _COMPARED:
+            low, high = (self._constant(bound, self._types[value]) for bound in bounds)
+            yield from self._compare(value, reached, {"Less": low, "Greater": high}, bounds)
 
     def _bounds(self, node: NodeProto) -> tuple[float, float] | None:
-        """Return below and above which value an operator bends; None for others."""
+        """Return the lower and the upper bend of an operator; None for others."""
         attributes = attributes_of(node)
         if node.op_type == "ThresholdedRelu":
             return (attributes.get("alpha", 1.0),) * 2
@@ -121,16 +113,15 @@ class _Observer:
             return (-beta / alpha, (1 - beta) / alpha) if alpha > 0 else None
         return _BOUNDS.get(node.op_type)
 
-    def _observe_clip(self, node: NodeProto, reached: set[str]) -> Iterator[tuple[str, str]]:
-        attributes = attributes_of(node)
+    def _clip_bounds(self, node: NodeProto) -> dict[str, str]:
+        attributes, element_type = attributes_of(node), self._types.get(node.input[0])
         bounds = {}
-        for position, (name, operator) in enumerate((("min", "Less"), ("max", "Greater"))):
-            element_type = self._types.get(node.input[0])
-            if position + 1 < len(node.input) and node.input[position + 1]:
-                bounds[operator] = node.input[position + 1]
+        for position, name, operator in ((1, "min", "Less"), (2, "max", "Greater")):
+            if position < len(node.input) and node.input[position]:
+                bounds[operator] = node.input[position]
             elif name in attributes and element_type is not None:
                 bounds[operator] = self._constant(attributes[name], element_type)
-        yield from self._compare(node.input[0], reached, bounds)
+        return bounds
 
     def _compare(
         self,
@@ -142,17 +133,15 @@ class _Observer:
         """Yield the shares of a value beyond its bounds, and between them where these are two."""
         if self._types.get(value) not in _COMPARED or value not in reached:
             return
-        names = {"Less": "inputs below its minimum", "Greater": "inputs above its maximum"}
-        if set(bounds) == {"Less", "Greater"} and len({*bounds.values()}) == 1:
-            names = {"Less": "inputs below its bound", "Greater": "inputs above its bound"}
+        low, high = "its minimum", "its maximum"
         if known:
-            names = {"Less": f"inputs below {known[0]:g}", "Greater": f"inputs above {known[1]:g}"}
+            low, high = f"{known[0]:g}", f"{known[1]:g}"
+        elif len(bounds) > len({*bounds.values()}):
+            low = high = "its bound"
+        names = {"Less": f"inputs below {low}", "Greater": f"inputs above {high}"}
         if known == (0.0, 0.0):
-            names = {"Less": _NEGATIVE, "Greater": _POSITIVE}
-        shares = {
-            operator: self._mean(self._add(operator, value, bound))
-            for operator, bound in bounds.items()
-        }
+            names = {"Less": "negative inputs", "Greater": "positive inputs"}
+        shares = {o: self._mean(self._add(o, value, bound)) for o, bound in bounds.items()}
         for operator, share in shares.items():
             yield names[operator], share
         if len(bounds) == 1:

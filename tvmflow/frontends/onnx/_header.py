@@ -1,6 +1,6 @@
-"""Reads facts of an ONNX file for planning, without onnx: external data, inputs, names of weights.
+"""Reads the facts of an ONNX file for planning, without onnx, and without the bytes of weights.
 
-Field numbers are those of onnx.proto3. The bytes of weights are skipped by their length, never read.
+Field numbers are those of onnx.proto3.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvmflow.frontends.inputs import MAX_SIGNATURE
 # ---------------------------------------------------------------- element types
 
 
-# The names of element types in the order of `TensorProto.DataType`, whose first one is undefined.
+# The names of element types in the order of `TensorProto.DataType`.
 _TYPE_NAMES: Final = (
     "undefined float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64 "
     "complex64 complex128 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz uint4 int4 "
@@ -42,13 +42,12 @@ def model_input(
     name: str, element_type: int | None, dims: tuple[int | str, ...] | None, *, is_required: bool
 ) -> ModelInput:
     """Return an input of a graph; its element type is None if it is not a tensor."""
-    dtype = _ELEMENT_TYPES.get(element_type or 0)
-    problem = "is not a tensor"
-    if element_type is not None:
+    dtype, problem = _ELEMENT_TYPES.get(element_type or 0), ""
+    if element_type is None:
+        problem = "is not a tensor"
+    elif dtype is None:
         problem = unsupported_dtype(name_of(element_type))
-    return ModelInput(
-        name=name, dtype=dtype, dims=dims, is_required=is_required, problem="" if dtype else problem
-    )
+    return ModelInput(name=name, dtype=dtype, dims=dims, is_required=is_required, problem=problem)
 
 
 # ---------------------------------------------------------------- the header
@@ -67,13 +66,13 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
 }
 _GRAPH: Final = 7
 MAX_NODES: Final = 100_000
-"""The most nodes of a model, in all of its graphs and functions: no exporter makes more, and TVM would take hours."""
+"""The most nodes of a model, in all of its graphs and functions: TVM would take hours for more."""
 
 MAX_WEIGHTS: Final = 100_000
 """The most weights of a model."""
 
-# Nodes, attributes, tensors and the like of all graphs and functions, and all of their fields. Protobuf takes some
-# 200 bytes for the shortest one, which has 2 bytes in a file.
+# The most messages (nodes, attributes, tensors, …) and fields of all graphs and functions. The shortest message
+# takes 2 bytes in a file and some 200 in protobuf's memory.
 _MAX_MESSAGES: Final = 800_000
 _MAX_FIELDS: Final = 2_000_000
 
@@ -85,11 +84,7 @@ _MAX_DEPTH: Final = 100
 
 
 def read_header(path: Path) -> ModelFacts:
-    """Return the inputs, the outputs and the sorted names of files with weights of an ONNX file.
-
-    Raises:
-        NotAModel: when the file is not an ONNX model.
-    """
+    """Return inputs, outputs and the sorted names of files with weights, or raise NotAModel."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:
@@ -109,13 +104,13 @@ def _as_operator(parts: list[str]) -> _Operator:
 
 
 def _count_nodes(calls: Mapping[_Operator, int], functions: Mapping[_Operator, int]) -> int:
-    """Return the nodes that calls become, where each function has some number; stop one above the limit."""
+    """Return the nodes that calls become, given the nodes of functions; at most one above the limit."""
     count = sum(times * functions.get(operator, 1) for operator, times in calls.items())
     return min(count, MAX_NODES + 1)
 
 
 class _Reader:
-    """Reads one file, whose messages it visits once."""
+    """Reads one file, and visits each message once."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -185,7 +180,7 @@ class _Reader:
             )
 
     def _count(self, child: str) -> None:
-        """Count a field of a message of any graph or function, with the kind of message that it holds."""
+        """Count a field of any graph or function, and the message (of kind `child`) in it."""
         self._visited += 1
         if child:
             self._messages += 1
@@ -202,7 +197,7 @@ class _Reader:
             _check_count(len(self._weights), MAX_WEIGHTS, "weights")
         elif field.number == 11:
             self._inputs.append(field)
-            # Old models list their weights as inputs, too.
+            # old models list their weights as inputs, too
             _check_count(len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs")
         elif field.number == 12:
             self._outputs.append(field)
@@ -243,10 +238,7 @@ class _Reader:
         return matching[-1] if matching else None
 
     def _name(self, message: Field, number: int) -> str:
-        """Return a name.
-
-        Bytes that are not text become halves of characters, so that the name is known as none.
-        """
+        """Return a name; bytes that are not text become surrogates, which no valid name has."""
         field = self._last(message, number)
         return self._text(field, "surrogateescape") if field else ""
 
@@ -263,7 +255,7 @@ def _check_count(count: int, limit: int, noun: str) -> None:
 
 
 # ---------------------------------------------------------------- protobuf
-# Reads protobuf's wire format without importing protobuf, which takes a second with onnx.
+# Importing protobuf and onnx would take a second.
 
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -271,10 +263,7 @@ _INT64_SIGN: Final = 1 << 63
 
 
 class Field(NamedTuple):
-    """One field of a message: the bytes `start` to `end` of a length-delimited one, the value of a varint.
-
-    `begin` is the position of its number, before `start`.
-    """
+    """A field of a message at `begin`: bytes `start` to `end` if it is length-delimited, else a varint."""
 
     number: int
     start: int
@@ -284,11 +273,7 @@ class Field(NamedTuple):
 
 
 def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
-    """Yield each length-delimited field and each varint of a message, and skip all others.
-
-    Raises:
-        NotAModel: when the bytes are not in protobuf format.
-    """
+    """Yield the length-delimited fields and varints of a message; raise NotAModel for other formats."""
     while position < end:
         begin = position
         tag, position = _varint(data, position, end)
@@ -301,19 +286,15 @@ def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
             position += size
         elif kind == _VARINT:
             value, position = _varint(data, position, end)
-            yield Field(number=number, start=0, end=0, value=_signed(value), begin=begin)
+            # an int64
+            value = (value + _INT64_SIGN) % (2 * _INT64_SIGN) - _INT64_SIGN
+            yield Field(number=number, start=0, end=0, value=value, begin=begin)
         elif kind in (_FIXED32, _FIXED64):
             position += 8 if kind == _FIXED64 else 4
         else:
             raise NotAModel("it is not in protobuf format")
     if position != end:
         raise NotAModel("it is truncated")
-
-
-def _signed(value: int) -> int:
-    """Return a varint as the int64 that it stands for."""
-    value &= (_INT64_SIGN << 1) - 1
-    return value - (_INT64_SIGN << 1) if value >= _INT64_SIGN else value
 
 
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:

@@ -1,7 +1,4 @@
-"""Converts attention and norms of the domain com.microsoft, and recurrent layers.
-
-TVM's importer lacks most of the former, and of the others has the forms that one optimizer makes.
-"""
+"""Converts attention and norms of the domain com.microsoft, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -43,13 +40,13 @@ def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, st
 
 
 def _add(node: NodeToConvert, *terms: Any) -> Any:
-    """Return the sum of those terms that are not None; None of none."""
+    """Return the sum of the terms that are not None; None without any."""
     terms = tuple(term for term in terms if term is not None)
     return functools.reduce(lambda x, y: node.emit(relax.op.add(x, y)), terms) if terms else None
 
 
 def _take(node: NodeToConvert, x: Any, index: int, axis: int = 0) -> Any:
-    """Return one of the tensors that an axis of another one counts."""
+    """Return the part of a tensor at an index of an axis."""
     return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
 
 
@@ -60,23 +57,15 @@ def _fields(node: NodeToConvert, x: Any, count: int) -> list[Any]:
 # ---------------------------------------------------------------- norms
 
 
-def _norm(
-    node: NodeToConvert, total: Any, scale: Any, shift: Any, epsilon: float
-) -> tuple[Any, Any]:
-    """Return a sum as a variable, and its norm."""
-    total = node.builder.emit(total)
-    norm = relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon)
-    return total, node.emit(norm)
-
-
 def convert_skip_layer_norm(node: NodeToConvert) -> Any:
     """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
     x, skip, scale, shift, bias = (node.operand(index) for index in range(5))
     if shift is None:
         shift = relax.const(np.zeros(list_sizes(scale), ir.dtype_of(scale)))
     epsilon = node.number("epsilon", 1e-12)
-    total, result = _norm(node, _add(node, x, skip, bias), scale, shift, epsilon)
-    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+    total = node.builder.emit(_add(node, x, skip, bias))
+    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
+    if node.count_outputs() == 1:
         return result
     mean = node.emit(relax.op.mean(total, axis=-1, keepdims=True))
     variance = node.emit(relax.op.variance(total, axis=-1, keepdims=True))
@@ -100,7 +89,8 @@ def convert_embed_layer_norm(node: NodeToConvert) -> Any:
         node.emit(relax.op.take(positions, position_ids, axis=0)),
         None if segments is None else node.emit(relax.op.take(kinds, segments, axis=0)),
     )
-    total, result = _norm(node, total, scale, shift, node.number("epsilon", 1e-12))
+    total, epsilon = node.builder.emit(total), node.number("epsilon", 1e-12)
+    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
     if mask is None:
         lengths = relax.op.zeros([batch], "int32")
     else:
@@ -120,21 +110,20 @@ def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
 
 
 def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
-    """Return the addend of a mask for scores (batch, heads, steps, length); None without one.
+    """Return the addend of a mask for scores (batch, heads, steps, length); None without a mask.
 
-    The mask says which keys count, for each sequence or each row of scores, or has the lengths of sequences, after
-    which their starts may follow.
+    The mask selects keys for each sequence or each row of scores, or has the lengths of sequences, and perhaps their
+    starts after these.
     """
     if mask is None:
         return None
     sizes = list_sizes(mask)
-    counts = [sizes == [batch], isinstance(batch, int) and sizes == [2 * batch]]
-    if any(counts):
+    has_starts = isinstance(batch, int) and sizes == [2 * batch] != [batch]
+    if has_starts or sizes == [batch]:
         columns = relax.op.arange(length, dtype="int32")
-        count = 1 if counts[0] else 2
-        bounds = node.emit(relax.op.reshape(mask, [count, batch, 1]))
+        bounds = node.emit(relax.op.reshape(mask, [1 + has_starts, batch, 1]))
         visible = node.emit(relax.op.less(columns, _take(node, bounds, 0)))
-        if count > 1:
+        if has_starts:
             from_start = relax.op.greater_equal(columns, _take(node, bounds, 1))
             visible = node.emit(relax.op.logical_and(visible, from_start))
     elif sizes in ([batch, length], [batch, steps, length]):
@@ -149,11 +138,11 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
 
 
 def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any:
-    """Return the causal mask, with `past` keys before the first query; None without one.
+    """Return the causal mask, with `past` keys before the first query; None if all keys are visible.
 
     As in ONNX Runtime, the last query sees all keys.
     """
-    if not node.attributes.get("unidirectional", 0):
+    if not node.is_set("unidirectional"):
         return None
     if not all(isinstance(size, int) for size in (steps, length, past)):
         raise ValueError("unidirectional attention needs a fixed number of steps")
@@ -168,14 +157,7 @@ def _attend(
 ) -> Any:
     """Return attention (batch, steps, heads · width).
 
-    Args:
-        node: The node, whose attributes have the scale.
-        queries: The queries (batch, heads, steps, width).
-        keys: The keys (batch, heads, length, width).
-        values: The values (batch, heads, length, width).
-        mask: Which keys count, see `_find_mask`.
-        bias: The addend of scores; None for nothing.
-        past: Keys of steps before (batch, heads, past steps, width), which are the first of all keys; None without.
+    Queries, keys and values have the shape (batch, heads, steps, width). The keys begin with those in `past`, if it is not None. The bias is an addend of scores.
 
     Raises:
         DynamicShapeProblem: Sizes that must be the same can differ.
@@ -207,9 +189,9 @@ def _attend(
 
 
 def convert_attention(node: NodeToConvert) -> Any:
-    """Convert Attention: its queries, keys and values are products of data with weights.
+    """Convert Attention, whose queries, keys and values are products of data with weights.
 
-    The second result are keys and values with those before them.
+    The second result has all keys and values, also those in `past`.
     """
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
@@ -226,23 +208,21 @@ def convert_attention(node: NodeToConvert) -> Any:
         past_keys, past_values = (node.builder.emit(_take(node, past, n)) for n in range(2))
         keys, values = _prepend(node, past_keys, keys), _prepend(node, past_values, values)
     result = _attend(node, queries, keys, values, mask, bias, past_keys)
-    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+    if node.count_outputs() == 1:
         return result
     both = [node.emit(relax.op.expand_dims(part, 0)) for part in (keys, values)]
     return relax.Tuple([result, node.emit(relax.op.concat(both, axis=0))])
 
 
 def _prepend(node: NodeToConvert, past: Any, new: Any) -> Any:
-    """Return keys or values (batch, heads, steps, width) behind those of steps before; None for none."""
+    """Return keys or values (batch, heads, steps, width) after past ones, which may be None."""
     return node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
 
 
 def convert_multi_head_attention(node: NodeToConvert) -> Any:
-    """Convert MultiHeadAttention, whose further results are keys and values with those before them."""
-    names = {8: "past_sequence_length", 9: "cache_indirection"}
-    _refuse(node, (), names)
-    inputs = [node.operand(index) for index in range(8)]
-    queries, keys, values, offsets, mask, bias, past_keys, past_values = inputs
+    """Convert MultiHeadAttention, whose further results are all keys and values, also past ones."""
+    _refuse(node, (), {8: "past_sequence_length", 9: "cache_indirection"})
+    queries, keys, values, offsets, mask, bias, past_keys, past_values = map(node.operand, range(8))
     heads = int(node.attributes["num_heads"])
     if keys is None or values is None or len(list_sizes(queries)) == _PACKED_RANK:
         raise ValueError("queries, keys and values in one tensor are not supported")
@@ -263,7 +243,7 @@ def convert_multi_head_attention(node: NodeToConvert) -> Any:
 
 
 def convert_rotary_embedding(node: NodeToConvert) -> Any:
-    """Convert RotaryEmbedding: pairs of values are rotated by an angle that depends on their position."""
+    """Convert RotaryEmbedding, which rotates pairs of values by angles that depend on their position."""
     _refuse(node, ("is_packed_batching",), {})
     x, position_ids, cosines, sines = node.inputs
     width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)
@@ -282,7 +262,7 @@ def convert_rotary_embedding(node: NodeToConvert) -> Any:
         turned, *rest = _fields(node, parts, 2)
     tables = [relax.op.take(table, position_ids, axis=0) for table in (cosines, sines)]
     turn = [node.emit(relax.op.expand_dims(table, 1)) for table in tables]
-    is_interleaved = bool(node.attributes.get("interleaved", 0))
+    is_interleaved = node.is_set("interleaved")
     pairs = [width // 2, 2] if is_interleaved else [2, width // 2]
     axis = 4 if is_interleaved else 3
     paired = node.emit(relax.op.reshape(turned, [batch, heads, steps, *pairs]))
@@ -312,7 +292,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
-    """Convert an LSTM, GRU or RNN: all hidden states, the last ones, and of an LSTM the last cell states."""
+    """Convert an LSTM, GRU or RNN; results are all and the last hidden states, and last cell states."""
     attributes = node.attributes
     operands = RecurrentOperands(*(NOTHING if value is None else value for value in node.inputs))
     sizes, expected = sizes_of(operands.x), ir.known_shape(operands.weights)[2]
@@ -328,17 +308,17 @@ def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
         is_reversed=_DIRECTIONS[_text(attributes.get("direction", "forward"))],
         activations=_activations(kind, attributes),
         clip=float(attributes["clip"]) if "clip" in attributes else None,
-        has_coupled_gates=bool(attributes.get("input_forget", 0)),
-        resets_product=bool(attributes.get("linear_before_reset", 0)),
-        is_batch_first=bool(attributes.get("layout", 0)),
+        has_coupled_gates=node.is_set("input_forget"),
+        resets_product=node.is_set("linear_before_reset"),
+        is_batch_first=node.is_set("layout"),
     )
-    # nothing is rounded
+    # without the last operand, which rounds
     results = node.builder.emit(layer.call(*operands[:-1]))
     return relax.Tuple([node.builder.emit(results[n]) for n in range(len(results.ty.fields))])
 
 
 def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activation, ...], ...]:
-    """Return the activations of each direction; the attributes hold those of all directions in a row."""
+    """Return the activations of each direction; the attributes list those of all directions."""
     directions = len(_DIRECTIONS[_text(attributes.get("direction", "forward"))])
     count = len(_ACTIVATIONS[kind])
     names = [_text(name) for name in attributes.get("activations", ())]
@@ -348,7 +328,7 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
     parameters = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
     functions = []
     for name in names:
-        # Functions without a parameter leave it to the next one.
+        # a function without a parameter leaves it to the next one
         pairs = zip(parameters, ACTIVATION_DEFAULTS[name], strict=False)
         values = [numbers.pop(0) if numbers else default for numbers, default in pairs]
         functions.append(Activation(name, *map(float, values)))

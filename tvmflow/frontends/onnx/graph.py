@@ -54,11 +54,9 @@ class KnownValues(NamedTuple):
 
 
 def known_values(model: ModelProto) -> KnownValues:
-    """Return the small constants and the static shapes of a model, whose branches have names of their own."""
-    graphs = list(all_graphs(model.graph))
-    values = [v for graph in graphs for v in (*graph.input, *graph.value_info, *graph.output)]
+    """Return the small constants and the static shapes of a model, in whose branches names are unique."""
     shapes = {}
-    for value in values:
+    for value in typed_values(model):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type") and tensor.HasField("shape"):
             sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
@@ -73,11 +71,14 @@ def known_values(model: ModelProto) -> KnownValues:
 def element_types(model: ModelProto) -> dict[str, int]:
     """Return the element type of each value of a model and its branches, as far as it is known."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    values = {v.name: v.type.tensor_type.elem_type for v in typed_values(model)}
+    return types | {name: element_type for name, element_type in values.items() if element_type}
+
+
+def typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
+    """Yield the values of a model and its branches that have an entry for their type."""
     for graph in all_graphs(model.graph):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.tensor_type.elem_type:
-                types[value.name] = value.type.tensor_type.elem_type
-    return types
+        yield from (*graph.input, *graph.value_info, *graph.output)
 
 
 def dtype_of(element_type: int) -> str:
@@ -149,7 +150,7 @@ def with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def attribute_text(attributes: Mapping[str, Any], name: str, default: str) -> str:
-    """Return an attribute that is text, which ONNX has as bytes."""
+    """Return an attribute that is text, or its bytes."""
     value = attributes.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -167,12 +168,9 @@ def opset_of(model: ModelProto) -> int:
 
 
 def versions_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
-    """Return the version of each domain; the newest of one that is named several times."""
-    versions: dict[str, int] = {}
-    for entry in imports:
-        domain = standard_domain(entry.domain)
-        versions[domain] = max(entry.version, versions.get(domain, entry.version))
-    return versions
+    """Return the version of each domain; of several versions, the newest."""
+    entries = sorted((standard_domain(entry.domain), entry.version) for entry in imports)
+    return dict(entries)
 
 
 def is_standard(entry: NodeProto | OperatorSetIdProto | FunctionProto) -> bool:
@@ -188,7 +186,7 @@ def node_name(node: NodeProto) -> str:
 
 
 def node_labels(model: ModelProto) -> dict[str, str]:
-    """Return the label of the node that computes each tensor of a model, for people."""
+    """Return the label of the node that computes each tensor of a model."""
     return {output: _node_label(node) for node in branch_nodes(model) for output in node.output}
 
 
@@ -287,7 +285,6 @@ def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]
 
 
 # ---------------------------------------------------------------- replacement
-# The nodes that replace one node of an ONNX graph.
 
 
 # Reductions take their axes as an input from here on.
@@ -336,13 +333,13 @@ class Replacement:
 
 
 # ---------------------------------------------------------------- large tensors
-# Large weights are mapped when they are needed. Such a tensor is marked as ONNX marks external data: it has no
-# data of its own, and names a file, an offset and a length. The file may be the ONNX file itself. So passes
-# work on a small model, and protobuf's limit of 2 GiB applies only to the graph.
+# Large weights stay in their file, perhaps the ONNX file itself, and are mapped when they are needed. They are
+# marked like ONNX's external data, with file, offset and length. So passes work on a small model, and
+# protobuf's limit of 2 GiB applies only to the graph.
 
 
 _MIN_BYTES: Final = 1 << 16
-"""The size from which a tensor stays in its file. It must be larger than tensors that passes read: shapes, axes, scales."""
+"""The size from which a tensor stays in its file: passes read smaller ones, such as shapes, axes and scales."""
 
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER = 7, 5
@@ -435,7 +432,7 @@ def _varint(value: int) -> Iterator[int]:
 
 
 def can_stay(tensor: TensorProto, place: Place) -> bool:
-    """Return whether a tensor with external data is mapped when it is needed, and not read with the model."""
+    """Return whether a tensor with external data is not read with the model, but mapped when needed."""
     return tensor.data_type in _MAPPED_TYPES and place.length >= _MIN_BYTES
 
 
@@ -456,7 +453,7 @@ def place_of(tensor: TensorProto) -> Place | None:
 
 
 def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
-    """Return the values of a tensor. Those in a file are mapped: changes of the array do not reach it."""
+    """Return the values of a tensor; those in a file are mapped copy-on-write."""
     place = place_of(tensor)
     if place is None:
         return np.asarray(numpy_helper.to_array(tensor))

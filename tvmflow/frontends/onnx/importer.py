@@ -47,7 +47,7 @@ from tvmflow.frontends.onnx.graph import (
 )
 from tvmflow.frontends.onnx.operators import OPERATORS, Operator, operator_of, unsupported_reason
 from tvmflow.frontends.onnx.sizes import Sizes
-from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, read_counts
 from tvmflow.graph.dynamic_shapes import plain, read_size
 
 _log = logging.getLogger(__name__)
@@ -78,8 +78,8 @@ def import_prepared(
 ) -> LoadedModel:
     """Import a model that `prepare` returned, whose last outputs are inner tensors.
 
-    The label of the user's node that computes each tensor is in `labels`. Where `counts_rows` is not set, a number of
-    rows that is known only when the model runs is not a count.
+    `labels` has the user's node that computes each tensor. Without `counts_rows`, a data-dependent number of rows is a
+    size that TVM's runtime knows, and not a count.
 
     Raises:
         ImportFailed: with operator and node.
@@ -114,20 +114,22 @@ def import_prepared(
     kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
     inputs = _specs(model.graph.input, kinds, largest)
     results = list(getattr(main.ret_ty, "fields", [main.ret_ty]))
-    outputs = _specs(model.graph.output, results[: len(model.graph.output)], largest, bounded)
+    outputs = _specs(model.graph.output, results[: len(model.graph.output)], largest)
+    for entry in bounded:
+        outputs[entry.output] = outputs[entry.output]._replace(bounded_axis=entry.axis)
     count = len(outputs) - inner_outputs
     return LoadedModel(
         mod=mod,
         params=params,
-        inputs=inputs,
-        outputs=outputs[:count],
-        tensors=outputs[count:],
+        inputs=tuple(inputs),
+        outputs=tuple(outputs[:count]),
+        tensors=tuple(outputs[count:]),
         nodes=nodes,
     )
 
 
 def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
-    """Check all operators."""
+    """Raise ImportFailed with all nodes that cannot be imported."""
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
     for node in branch_nodes(model):
@@ -143,7 +145,7 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
     if any(operator_of(node).format == "quantized" for node in branch_nodes(model)):
         fixes = [_QUANTIZED_FIX]
     elif any(attribute.HasField("g") for attribute in first.attribute):
-        # a loop: its body cannot be handed to a function of the user's
+        # a custom operator cannot be a loop
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
         fixes = [advice, DYNAMIC_FIX if is_dynamic else "", _FIX]
     else:
@@ -153,14 +155,13 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
-    """Return how to make a condition or a number of iterations constant, if an input decides on it."""
-    inputs = list_inputs_of(model, name)
-    names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
+    """Return how to make a condition or a number of iterations constant, if it depends on inputs."""
+    names = " or ".join(f"inputs.{excerpt(n)}.value" for n in list_inputs_of(model, name))
     return f"make it constant with {names}" if names else ""
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer, which gets weights as parameters, and names the node at which it fails."""
+    """TVM's importer with weights as parameters, with the node in each error, and with `OPERATORS`."""
 
     _nodes: dict[str, Any]
 
@@ -214,17 +215,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 continue
             var = self._new_var(name, array.shape, str(array.dtype))
             self._nodes[name] = var
-            # TVM's importer keeps the values, for operators with constant inputs: those in a file stay there
+            # TVM's importer keeps the values for operators with constant inputs; those in a file stay there
             as_tensor = tvm_ffi.from_dlpack if place_of(tensor) else tvm.runtime.tensor
             self._params[name] = (var, as_tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
-        """Make parameters of inputs.
-
-        TVM reads expressions of dimensions from left to right, whatever the operators.
-        """
+        """Make parameters of inputs; TVM would misread expressions of dimensions: it knows no precedence."""
         for value in graph.input:
             name = value.name
             if name not in self._nodes:
@@ -258,7 +256,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return _checked(self.bb.normalize(own(node)))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """Do nothing: `import_prepared` has refused operators that neither TVM nor this importer converts."""
+        """Do nothing: `import_prepared` has refused them."""
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert one node at a time, so that an error can name it."""
@@ -272,7 +270,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 elif is_if(node):
                     self._construct_if(node)
                 elif node.domain == CUSTOM_DOMAIN:
-                    self._construct_custom(node)
+                    inputs = [self._nodes[name] if name else None for name in node.input]
+                    results = self._custom.convert(node, inputs, self.bb)
+                    self._nodes.update(zip(node.output, results, strict=True))
                 elif node.op_type in _SHAPE_OPERANDS and self._is_computed(node):
                     self._refuse_computed_shape(node)
                 else:
@@ -297,7 +297,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._sizes.materialize([value.name for value in graph.output])
 
     def _is_computed(self, node: NodeProto) -> bool:
-        """Return whether the shape that a node gives its result is a tensor that is computed."""
+        """Return whether the operand with the shape of a node's result is computed."""
         operand = self._nodes[node.input[_SHAPE_OPERANDS[node.op_type]]]
         return isinstance(operand.ty, relax.TensorType) and not isinstance(operand, tvm.ir.Constant)
 
@@ -320,7 +320,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return explain_failure(error, ", ".join(operands))
 
     def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
-        """Convert a node that computes sizes, or takes them; return whether that is done."""
+        """Convert a node by the rules of sizes, if they apply; return whether they do."""
         entry = operator_of(node) if is_standard(node) else Operator()
         if entry.evaluate and sizes.evaluate(node, entry.evaluate):
             return True
@@ -339,11 +339,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if label is not None:
             self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
 
-    def _construct_custom(self, node: NodeProto) -> None:
-        inputs = [self._nodes[name] if name else None for name in node.input]
-        results = self._custom.convert(node, inputs, self.bb)
-        self._nodes.update(zip(node.output, results, strict=True))
-
     def _construct_if(self, node: NodeProto) -> None:
         """Convert an If, which computes only the branch that is taken."""
         branches = [attributes_of(node)[name] for name in ("then_branch", "else_branch")]
@@ -355,7 +350,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 "selects a number of boxes that is known only when it runs"
             )
             raise ImportFailed(text, fix=advice or _FIX)
-        # Expressions without a variable would be computed again in each branch.
+        # expressions without a variable would be computed again in each branch
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
@@ -392,13 +387,14 @@ def _checked(result: relax.Expr) -> relax.Expr:
     shape = getattr(result.ty, "shape", None)
     sizes = list(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else []
     if any(isinstance(size, int) and size < 0 for size in sizes):
-        text = f"its result would have the shape {sizes}: a window is larger than the padded data"
-        raise ValueError(text)
+        raise ValueError(
+            f"its result would have the shape {sizes}: a window is larger than the padded data"
+        )
     return result
 
 
 def _check_results(node: NodeProto, bodies: Sequence[relax.SeqExpr], advice: str) -> None:
-    """Check that both branches of an If return tensors of the same shapes and dtypes: kernels need these."""
+    """Check that both branches of an If return tensors of the same shapes and dtypes."""
     types = [getattr(body.body.ty, "fields", [body.body.ty]) for body in bodies]
     for one, other in zip(*types, strict=True):
         if not tvm_ffi.structural_equal(one, other):
@@ -422,12 +418,11 @@ def _drop_unused_weights(
     used = {var.name for var in relax.analysis.free_vars(main.body)}
     kept = [var for var in main.params[count:] if var.name in used]
     parameters = [*main.params[:count], *kept]
-    plain = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
-    plain = plain.with_attrs({"num_input": count, "global_symbol": "main"})
     own = {name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs}
-    plain = plain.with_attrs(own)
-    # Kernels that the importer wrote stay in the module.
-    mod.update_func(mod.get_global_var("main"), plain)
+    attributes = {"num_input": count, "global_symbol": "main", **own}
+    slim = relax.Function(parameters, main.body, main.ret_ty, main.is_pure).with_attrs(attributes)
+    # kernels that the importer wrote stay in the module
+    mod.update_func(mod.get_global_var("main"), slim)
     return mod, {var.name: weights[var.name][1] for var in kept}
 
 
@@ -435,11 +430,7 @@ def _specs(
     values: Iterable[onnx.ValueInfoProto],
     kinds: Iterable[Any],
     largest: Mapping[str, int],
-    counts: Sequence[OutputCount] = (),
-) -> tuple[TensorSpec, ...]:
-    """Return ONNX values with the shapes and dtypes of their Relax types, and their counted axes."""
+) -> list[TensorSpec]:
+    """Return ONNX values with the shapes and dtypes of their Relax types."""
     pairs = zip(values, kinds, strict=True)
-    specs = [tensor_spec(value.name, kind, largest) for value, kind in pairs]
-    for entry in counts:
-        specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)
-    return tuple(specs)
+    return [tensor_spec(value.name, kind, largest) for value, kind in pairs]

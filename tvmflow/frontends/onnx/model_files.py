@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -74,16 +75,16 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
     except OSError as error:
         raise ImportFailed(f"the ONNX file cannot be read: {last_line(error)}") from error
     except Exception as error:
-        # The errors of protobuf have no common public base class.
+        # the errors of protobuf have no common public base class
         raise NotAModel(last_line(error)) from error
     check_model(model)
-    # The model's own file is where large weights were left, and may be read like the others.
+    # large weights were left in the model's file, which is read like the others
     data_files = {f"{EXTERNAL}{files[MODEL]}": files[MODEL], **files}
     weights = len(model.graph.initializer)
     for index, tensor in enumerate(all_tensors(model)):
         if tensor.data_location == TensorProto.EXTERNAL:
             place = _find_external(tensor, data_files)
-            # Only passes over weights know tensors that stay in their files.
+            # only passes over weights support tensors that stay in their files
             if index < weights and can_stay(tensor, place):
                 leave_in_file(tensor, place)
             else:
@@ -135,10 +136,7 @@ def _load(tensor: TensorProto, place: Place) -> None:
 
 
 def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
-    """Append inner tensors to the model's outputs.
-
-    Returns:
-        The number of tensors that were not outputs already.
+    """Append inner tensors to the model's outputs, and return how many were not outputs already.
 
     Raises:
         ImportFailed: when the model has no tensor of such a name.
@@ -167,10 +165,8 @@ def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Pa
 
 
 # ---------------------------------------------------------------- validation
-# Checks an ONNX model before any pass reads it: versions, names, edges of the graph, sizes and data of tensors.
-#
-# A model may come from anybody. `onnx.checker` is stricter than ONNX Runtime, and refuses models
-# that are in use; the passes and TVM's importer rely on these.
+# Files are untrusted, and the passes and TVM's importer rely on these checks. `onnx.checker` is stricter than
+# ONNX Runtime, and refuses models that are in use.
 
 
 # The bits of an element where NumPy's type has more.
@@ -212,14 +208,11 @@ def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
         for graph in subgraphs(node):
             yield from graph.initializer
     defaults = (function.attribute_proto for function in model.functions)
-    for attributes in (*(node.attribute for node in nodes), *defaults):
-        for attribute in attributes:
-            if attribute.ref_attr_name:
-                continue
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            elif attribute.type == AttributeProto.TENSORS:
-                yield from attribute.tensors
+    for attribute in itertools.chain(*(node.attribute for node in nodes), *defaults):
+        if attribute.type == AttributeProto.TENSOR and not attribute.ref_attr_name:
+            yield attribute.t
+        elif attribute.type == AttributeProto.TENSORS and not attribute.ref_attr_name:
+            yield from attribute.tensors
 
 
 # ---------------------------------------------------------------- sizes, names, versions
@@ -241,18 +234,16 @@ def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Check that all names are text; protobuf returns other bytes unchanged."""
-    names: list[Any] = []
+    names: list[Any] = [entry.domain for entry in model.opset_import]
     for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
         names += [value.name for value in (*graph.input, *graph.output)]
     for tensor in all_tensors(model):
-        names += [tensor.name, *(e.key for e in tensor.external_data)]
-        names += [entry.value for entry in tensor.external_data]
+        entries = ((entry.key, entry.value) for entry in tensor.external_data)
+        names += [tensor.name, *itertools.chain(*entries)]
     for function in model.functions:
         names += [function.name, function.domain, *function.input, *function.output]
     for value in model.graph.input:
         names += [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-    for entry in model.opset_import:
-        names.append(entry.domain)
     for node in nodes:
         names += [node.name, node.op_type, node.domain, *node.input, *node.output]
         names += [attribute.name for attribute in node.attribute]
@@ -261,10 +252,7 @@ def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Check that the installed onnx knows the versions that the model names.
-
-    ONNX Runtime refuses a model without them, and what operators mean depends on the opset.
-    """
+    """Check that the model names its versions, and that the installed onnx knows them."""
     if not model.HasField("ir_version"):
         raise _invalid("it does not name its IR version")
     if model.ir_version > onnx.IR_VERSION:
@@ -292,10 +280,7 @@ def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Check the functions of a model.
-
-    None has the name of ONNX's operator, which would run instead.
-    """
+    """Check the functions of a model; the operators of ONNX would run in place of their namesakes."""
     names = [".".join(filter(None, function_id(function))) for function in model.functions]
     if repeated := _first_repeated(names):
         raise _invalid(f"it has two functions with the name {quoted(repeated)}")
@@ -328,12 +313,10 @@ def _check_outputs(graph: GraphProto) -> None:
 
 
 def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodeProto]) -> None:
-    """Check that nodes of the standard opset have the inputs and outputs that their operators need.
-
-    An operator that TVM lacks is refused as such.
-    """
+    """Check that nodes of the standard opset have the inputs and outputs that their operators need."""
     version = versions_of(imports).get("", 1)
     for node in nodes:
+        # the importer refuses operators that TVM lacks
         if not is_standard(node) or node.op_type not in supported_operators():
             continue
         least = _least_arity(node.op_type, version)

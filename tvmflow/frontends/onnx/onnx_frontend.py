@@ -49,8 +49,7 @@ class OnnxSource(OneFile):
     takes_operators: ClassVar[bool] = True
 
     onnx: NamedFile | None = Field(
-        default=None,
-        description="An ONNX file: a path or a [URL](sources.md).",
+        default=None, description="An ONNX file: a path or a [URL](sources.md)."
     )
 
 
@@ -78,10 +77,10 @@ class OnnxFrontend(OneFileFrontend):
     def files(
         self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
     ) -> tuple[InputFile, ...]:
-        """Return the ONNX file and its external data files, whose names stand in it.
+        """Return the ONNX file and its external data files, which it names.
 
-        Of a file that is yet to be downloaded, the recipe names the external data. On the Hub it need
-        not, so that the file is downloaded for its names.
+        The recipe names those of a file that is yet to be downloaded. If it need not, as on the Hub, the file is
+        downloaded for its names.
 
         Raises:
             RecipeError: also when external data is missing or not beside the file.
@@ -91,7 +90,7 @@ class OnnxFrontend(OneFileFrontend):
         try:
             model = sources.resolve(named)
         except UnpinnedFiles as error:
-            # it was downloaded for its digest, so that its further files can be named at once
+            # it was downloaded for its digest, so that all files can be named at once
             (model,) = error.files
             names = self.check_file(model).data_files
             try:
@@ -202,10 +201,7 @@ def _normal(location: str) -> str:
 
 
 def _external_file(location: str, model: InputFile, source: OnnxSource, where: Where) -> InputFile:
-    """Return an external data file, which must be in the model's folder.
-
-    The model may come from somebody else, and must not make its user read or publish other files.
-    """
+    """Return an external data file; an untrusted model must not name files outside its folder."""
     inside, name = PurePosixPath(location), quoted(location)
     is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
     start = f"{model.where}: model.onnx: {shown(model)}"
@@ -214,7 +210,7 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
             f"{start} refers to data outside its folder: {name}",
             fix="save the model again with its external data beside it",
         )
-    # A model at an address may not have been read yet; then the paths in `files` are normalized for the role.
+    # a model at an address may not have been read yet: the role is the normalized path of `files`
     role = f"{EXTERNAL}{_normal(location) if model.url else location}"
     file = further_file(role, _normal(location), model, source, where)
     if not file.url and not is_file(Path(file.path)):
@@ -229,14 +225,13 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
 def _is_in_model_folder(path: str, location: str) -> bool:
     """Return whether a file is in the folder of the model, when all symbolic links are followed.
 
-    A model that is a symbolic link itself also has its data beside the file that it leads to, as in
-    the caches of download tools.
+    The data may also be beside the target of a model that is a link, as in the caches of download tools.
     """
     model = Path(path)
     try:
         folders = (model.parent.resolve(), model.resolve().parent)
         real = (model.parent / location).resolve()
     except (OSError, RuntimeError, ValueError):
-        # An invalid name or a loop of symbolic links is reported later, as a file that does not exist.
+        # an invalid name or a loop of links is reported later, as a file that does not exist
         return True
     return any(real.is_relative_to(folder) for folder in folders)
