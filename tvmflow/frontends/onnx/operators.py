@@ -19,8 +19,8 @@ from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import _arithmetic as arithmetic
 from tvmflow.frontends.onnx import _converters as converters
 from tvmflow.frontends.onnx import _rewrites as rewrites
-from tvmflow.frontends.onnx import _sequence_layers as sequence_layers
-from tvmflow.frontends.onnx import _size_rules as size_rules
+from tvmflow.frontends.onnx import _sequence_layers as layers
+from tvmflow.frontends.onnx import _size_rules as rules
 from tvmflow.frontends.onnx._arithmetic import Converter, NodeToConvert, Reduction, in_float32
 from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
 from tvmflow.frontends.onnx._block_quantized import OPERATOR as BLOCK_QUANTIZED_WEIGHTS
@@ -53,7 +53,7 @@ class Operator(NamedTuple):
         rewrite: Rewrites a node as other nodes of ONNX.
         evaluate: Returns the result for constants and expressions of dimensions.
         follow: Converts a node with dynamic shapes; its result is None for a node that it leaves to `convert`.
-        find_miscomputed: Returns in which case TVM's importer miscomputes a node, or an empty string.
+        miscomputed: Returns in which case TVM's importer miscomputes a node, or an empty string.
         parameters: The operands that parametrize a node, and are not weights though they may be floats.
         format: The group of operators of the domain com.microsoft (or of none) that only `rewrite` knows.
     """
@@ -62,7 +62,7 @@ class Operator(NamedTuple):
     rewrite: Rewrite | None = None
     evaluate: SizeRule | None = None
     follow: Callable[[Sizes, NodeProto], Any] | None = None
-    find_miscomputed: Callable[[NodeProto, KnownValues], str] | None = None
+    miscomputed: Callable[[NodeProto, KnownValues], str] | None = None
     parameters: tuple[int, ...] = ()
     format: Literal["", "fused", "quantized"] = ""
 
@@ -125,9 +125,23 @@ def _case(
 # ---------------------------------------------------------------- the table
 
 
-def _reduction(reduction: Reduction, evaluate: SizeRule | None = None) -> Operator:
+def _reduction(
+    reduce: Callable[..., Any], evaluate: SizeRule | None = None, **steps: Any
+) -> Operator:
+    reduction = Reduction(reduce, **steps)
     convert = functools.partial(arithmetic.convert_reduction, reduction=reduction)
     return Operator(convert, evaluate=evaluate)
+
+
+def _extreme(reduce: Callable[..., Any], empty: float) -> Operator:
+    return Operator(
+        functools.partial(arithmetic.convert_reduce_extreme, reduce=reduce, empty=empty)
+    )
+
+
+def _windows(convert: Converter | None = None, parameters: tuple[int, ...] = ()) -> Operator:
+    rewrite, follow = rewrites.rewrite_windows, rules.follow_windows
+    return Operator(convert, rewrite, follow=follow, parameters=parameters)
 
 
 def _fused(rewrite: Rewrite) -> Operator:
@@ -153,38 +167,31 @@ _FUSED_MATMUL: Final = _fused(rewrites.rewrite_matmul)
 _POOL: Final = "auto_pad ceil_mode count_include_pad kernel_shape pads strides".split()
 
 OPERATORS: Final[Mapping[str, Operator]] = {
-    "Add": Operator(evaluate=size_rules.pairwise_integers(operator.add)),
+    "Add": Operator(evaluate=rules.pairwise_integers(operator.add)),
     "AffineGrid": Operator(converters.convert_affine_grid),
     "ArgMax": Operator(arithmetic.convert_arg_extreme),
     "ArgMin": Operator(arithmetic.convert_arg_extreme),
-    "Attention": Operator(in_float32(sequence_layers.convert_attention)),
-    "AveragePool": Operator(
-        arithmetic.convert_average_pool, rewrites.rewrite_windows, follow=size_rules.follow_windows
-    ),
-    "BatchNormalization": Operator(arithmetic.convert_batch_norm, find_miscomputed=_find_training),
+    "Attention": Operator(in_float32(layers.convert_attention)),
+    "AveragePool": _windows(arithmetic.convert_average_pool),
+    "BatchNormalization": Operator(arithmetic.convert_batch_norm, miscomputed=_find_training),
     "BitCast": Operator(arithmetic.convert_bit_cast),
     "BitShift": Operator(arithmetic.convert_bit_shift),
-    "Cast": Operator(evaluate=size_rules.evaluate_cast, find_miscomputed=_find_narrow_cast),
+    "Cast": Operator(evaluate=rules.evaluate_cast, miscomputed=_find_narrow_cast),
     "CastLike": Operator(rewrite=rewrites.rewrite_cast_like),
-    "Ceil": Operator(evaluate=size_rules.elementwise(size_rules.ceil)),
+    "Ceil": Operator(evaluate=rules.elementwise(rules.ceil)),
     "Celu": Operator(arithmetic.convert_celu),
     "Clip": Operator(arithmetic.convert_clip, parameters=(1, 2)),
     "Col2Im": Operator(converters.convert_col2im),
-    "Concat": Operator(rewrite=rewrites.rewrite_concat, evaluate=size_rules.evaluate_concat),
+    "Concat": Operator(rewrite=rewrites.rewrite_concat, evaluate=rules.evaluate_concat),
     "ConcatFromSequence": Operator(converters.convert_concat_from_sequence),
     "ConstantOfShape": Operator(
-        evaluate=size_rules.evaluate_constant_of_shape, follow=size_rules.follow_constant_of_shape
+        evaluate=rules.evaluate_constant_of_shape, follow=rules.follow_constant_of_shape
     ),
-    "Conv": Operator(rewrite=rewrites.rewrite_windows, follow=size_rules.follow_windows),
-    "ConvInteger": Operator(
-        converters.convert_conv_integer,
-        rewrites.rewrite_windows,
-        follow=size_rules.follow_windows,
-        parameters=(3,),
-    ),
+    "Conv": _windows(),
+    "ConvInteger": _windows(converters.convert_conv_integer, parameters=(3,)),
     "ConvTranspose": Operator(
         rewrite=rewrites.rewrite_conv_transpose,
-        find_miscomputed=_case("with output_shape", lambda n: "output_shape" in attributes_of(n)),
+        miscomputed=_case("with output_shape", lambda n: "output_shape" in attributes_of(n)),
     ),
     "Cosh": Operator(lambda node: make_cosh(node.inputs[0])),
     "CumProd": Operator(arithmetic.convert_cum_prod),
@@ -192,33 +199,33 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "DFT": Operator(converters.convert_dft, parameters=(1, 2)),
     "DequantizeLinear": Operator(parameters=(1, 2)),
     "Det": Operator(converters.convert_det),
-    "Div": Operator(evaluate=size_rules.pairwise(size_rules.divide)),
-    "Dropout": Operator(rewrite=rewrites.rewrite_dropout, find_miscomputed=_find_active_dropout),
+    "Div": Operator(evaluate=rules.pairwise(rules.divide)),
+    "Dropout": Operator(rewrite=rewrites.rewrite_dropout, miscomputed=_find_active_dropout),
     "DynamicQuantizeLinear": Operator(arithmetic.convert_dynamic_quantize_linear),
     "DynamicQuantizeMatMul": _fused(rewrites.rewrite_dynamic_matmul),
     "Einsum": Operator(rewrite=rewrites.rewrite_einsum),
     "Elu": Operator(arithmetic.convert_elu),
-    "EmbedLayerNormalization": Operator(in_float32(sequence_layers.convert_embed_layer_norm)),
+    "EmbedLayerNormalization": Operator(in_float32(layers.convert_embed_layer_norm)),
     "Equal": Operator(
-        arithmetic.convert_equal, evaluate=size_rules.comparison(operator.lt, operator.gt)
+        arithmetic.convert_equal, evaluate=rules.comparison(operator.lt, operator.gt)
     ),
-    "Expand": Operator(evaluate=size_rules.evaluate_expand, follow=size_rules.follow_expand),
+    "Expand": Operator(evaluate=rules.evaluate_expand, follow=rules.follow_expand),
     "EyeLike": Operator(rewrite=rewrites.rewrite_eye_like),
-    "Floor": Operator(evaluate=size_rules.elementwise(size_rules.floor)),
+    "Floor": Operator(evaluate=rules.elementwise(rules.floor)),
     "FusedConv": _fused(rewrites.rewrite_fused_convolution),
     "FusedGemm": _fused(rewrites.rewrite_fused_gemm),
     "FusedMatMul": _FUSED_MATMUL,
-    "Gather": _indexing(relax.op.take, evaluate=size_rules.evaluate_gather),
+    "Gather": _indexing(relax.op.take, evaluate=rules.evaluate_gather),
     "GatherElements": _indexing(relax.op.gather_elements),
     "GatherND": _indexing(relax.op.gather_nd),
-    "Gemm": Operator(follow=size_rules.follow_matrix_product),
+    "Gemm": Operator(follow=rules.follow_matrix_product),
     "GlobalAveragePool": Operator(arithmetic.refuse_empty_images(NodeToConvert.by_tvm)),
     "GlobalLpPool": Operator(
         arithmetic.refuse_empty_images(in_float32(arithmetic.convert_global_lp_pool))
     ),
     "GlobalMaxPool": Operator(arithmetic.refuse_empty_images(NodeToConvert.by_tvm)),
-    "Greater": Operator(evaluate=size_rules.comparison(operator.le, holds=operator.gt)),
-    "GreaterOrEqual": Operator(evaluate=size_rules.comparison(operator.lt, holds=operator.ge)),
+    "Greater": Operator(evaluate=rules.comparison(operator.le, holds=operator.gt)),
+    "GreaterOrEqual": Operator(evaluate=rules.comparison(operator.lt, holds=operator.ge)),
     "GridSample": Operator(converters.convert_grid_sample),
     "Hardmax": Operator(arithmetic.convert_hardmax),
     "Identity": Operator(evaluate=lambda call: call.array(0)),
@@ -227,40 +234,34 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "LRN": Operator(in_float32(NodeToConvert.by_tvm)),
     "LayerNormalization": Operator(
         arithmetic.convert_layer_norm,
-        find_miscomputed=_case(
+        miscomputed=_case(
             "with its mean and deviation", lambda n: _has_output(n, 1) or _has_output(n, 2)
         ),
     ),
-    "Less": Operator(evaluate=size_rules.comparison(operator.ge, holds=operator.lt)),
-    "LessOrEqual": Operator(evaluate=size_rules.comparison(operator.gt, holds=operator.le)),
+    "Less": Operator(evaluate=rules.comparison(operator.ge, holds=operator.lt)),
+    "LessOrEqual": Operator(evaluate=rules.comparison(operator.gt, holds=operator.le)),
     "Log": Operator(rewrite=rewrites.rewrite_log),
     "LpNormalization": Operator(in_float32(arithmetic.convert_lp_normalization)),
-    "LpPool": Operator(
-        in_float32(arithmetic.convert_lp_pool),
-        rewrites.rewrite_windows,
-        follow=size_rules.follow_windows,
-    ),
-    "MatMul": Operator(follow=size_rules.follow_matrix_product),
+    "LpPool": _windows(in_float32(arithmetic.convert_lp_pool)),
+    "MatMul": Operator(follow=rules.follow_matrix_product),
     "MatMulInteger": Operator(parameters=(3,)),
     "MatMulIntegerToFloat": _fused(rewrites.rewrite_matmul_to_float),
-    "Max": _pairwise(relax.op.maximum, size_rules.extreme(max, tirx.max)),
-    "MaxPool": Operator(
-        converters.convert_max_pool, rewrites.rewrite_windows, follow=size_rules.follow_windows
-    ),
+    "Max": _pairwise(relax.op.maximum, rules.extreme(max, tirx.max)),
+    "MaxPool": _windows(converters.convert_max_pool),
     "MaxUnpool": Operator(converters.convert_max_unpool),
     "Mean": Operator(arithmetic.convert_mean),
     "MeanVarianceNormalization": Operator(in_float32(arithmetic.convert_mean_variance_norm)),
-    "Min": _pairwise(relax.op.minimum, size_rules.extreme(min, tirx.min)),
+    "Min": _pairwise(relax.op.minimum, rules.extreme(min, tirx.min)),
     "Mish": Operator(rewrite=rewrites.rewrite_mish),
-    "Mod": Operator(arithmetic.convert_mod, evaluate=size_rules.pairwise(size_rules.modulo)),
-    "Mul": Operator(evaluate=size_rules.pairwise(size_rules.multiply)),
-    "MultiHeadAttention": Operator(in_float32(sequence_layers.convert_multi_head_attention)),
-    "Neg": Operator(evaluate=size_rules.elementwise(lambda sizes, x: sizes.simplify(0 - x))),
+    "Mod": Operator(arithmetic.convert_mod, evaluate=rules.pairwise(rules.modulo)),
+    "Mul": Operator(evaluate=rules.pairwise(rules.multiply)),
+    "MultiHeadAttention": Operator(in_float32(layers.convert_multi_head_attention)),
+    "Neg": Operator(evaluate=rules.elementwise(lambda sizes, x: sizes.simplify(0 - x))),
     "NonMaxSuppression": Operator(converters.convert_non_max_suppression, parameters=(2, 3, 4)),
-    "Not": Operator(evaluate=size_rules.elementwise(lambda _, x: not x)),
+    "Not": Operator(evaluate=rules.elementwise(lambda _, x: not x)),
     "OneHot": Operator(converters.convert_one_hot, parameters=(1, 2)),
     "PRelu": Operator(arithmetic.convert_prelu),
-    "Pad": Operator(follow=size_rules.follow_pad, parameters=(2,)),
+    "Pad": Operator(follow=rules.follow_pad, parameters=(2,)),
     "Pow": Operator(arithmetic.convert_pow, parameters=(1,)),
     "QGemm": _quantized(7, rewrites.rewrite_quantized_gemm),
     "QLinearAdd": _quantized(6, rewrites.rewrite_binary("Add")),
@@ -275,92 +276,73 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "QLinearSoftmax": _quantized(3, rewrites.rewrite_quantized_softmax),
     "QuantizeLinear": Operator(parameters=(1, 2)),
     "QuickGelu": _fused(rewrites.rewrite_quick_gelu),
-    "RMSNormalization": Operator(find_miscomputed=_find_norm_of_all),
-    "Range": Operator(follow=size_rules.follow_range, parameters=(0, 1, 2)),
-    "ReduceL1": _reduction(Reduction(relax.op.sum, before=relax.op.abs)),
+    "RMSNormalization": Operator(miscomputed=_find_norm_of_all),
+    "Range": Operator(follow=rules.follow_range, parameters=(0, 1, 2)),
+    "ReduceL1": _reduction(relax.op.sum, before=relax.op.abs),
     "ReduceL2": _reduction(
-        Reduction(
-            relax.op.sum,
-            arithmetic.square,
-            relax.op.sqrt,
-            alone=relax.op.abs,
-            has_float_result=True,
-        )
+        relax.op.sum,
+        before=arithmetic.square,
+        after=relax.op.sqrt,
+        alone=relax.op.abs,
+        has_float_result=True,
     ),
-    "ReduceLogSum": _reduction(Reduction(relax.op.sum, after=relax.op.log, has_float_result=True)),
+    "ReduceLogSum": _reduction(relax.op.sum, after=relax.op.log, has_float_result=True),
     "ReduceLogSumExp": _reduction(
-        Reduction(arithmetic.log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf)
+        arithmetic.log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf
     ),
-    "ReduceMax": Operator(
-        functools.partial(arithmetic.convert_reduce_extreme, reduce=relax.op.max, empty=-math.inf)
-    ),
+    "ReduceMax": _extreme(relax.op.max, empty=-math.inf),
     "ReduceMean": Operator(arithmetic.convert_reduce_mean),
-    "ReduceMin": Operator(
-        functools.partial(arithmetic.convert_reduce_extreme, reduce=relax.op.min, empty=math.inf)
-    ),
-    "ReduceProd": _reduction(Reduction(relax.op.prod, empty=1.0), size_rules.evaluate_reduce_prod),
-    "ReduceSum": _reduction(Reduction(relax.op.sum)),
-    "ReduceSumSquare": _reduction(Reduction(relax.op.sum, before=arithmetic.square)),
-    "Reshape": Operator(evaluate=size_rules.evaluate_reshape, follow=size_rules.follow_reshape),
-    "Resize": Operator(
-        converters.convert_resize, follow=size_rules.follow_resize, parameters=(1, 2, 3)
-    ),
+    "ReduceMin": _extreme(relax.op.min, empty=math.inf),
+    "ReduceProd": _reduction(relax.op.prod, rules.evaluate_reduce_prod, empty=1.0),
+    "ReduceSum": _reduction(relax.op.sum),
+    "ReduceSumSquare": _reduction(relax.op.sum, before=arithmetic.square),
+    "Reshape": Operator(evaluate=rules.evaluate_reshape, follow=rules.follow_reshape),
+    "Resize": Operator(converters.convert_resize, follow=rules.follow_resize, parameters=(1, 2, 3)),
     "ReverseSequence": Operator(converters.convert_reverse_sequence),
     "RoiAlign": Operator(converters.convert_roi_align),
-    "RotaryEmbedding": Operator(sequence_layers.convert_rotary_embedding),
+    "RotaryEmbedding": Operator(layers.convert_rotary_embedding),
     "STFT": Operator(converters.convert_stft, parameters=(1, 2, 3)),
-    "ScatterElements": _indexing(relax.op.scatter_elements, find_miscomputed=_find_small_indices),
+    "ScatterElements": _indexing(relax.op.scatter_elements, miscomputed=_find_small_indices),
     "ScatterND": Operator(converters.convert_scatter),
     "Selu": Operator(arithmetic.convert_selu),
-    "SequenceErase": Operator(
-        find_miscomputed=_case("at a position", lambda n: _has_operand(n, 1))
-    ),
-    "SequenceInsert": Operator(
-        find_miscomputed=_case("at a position", lambda n: _has_operand(n, 2))
-    ),
-    "Shape": Operator(evaluate=size_rules.evaluate_shape),
+    "SequenceErase": Operator(miscomputed=_case("at a position", lambda n: _has_operand(n, 1))),
+    "SequenceInsert": Operator(miscomputed=_case("at a position", lambda n: _has_operand(n, 2))),
+    "Shape": Operator(evaluate=rules.evaluate_shape),
     "Shrink": Operator(arithmetic.convert_shrink),
     "Sign": Operator(arithmetic.convert_sign),
     "SimplifiedLayerNormalization": _fused(rewrites.rewrite_rms_norm),
     "Sinh": Operator(lambda node: make_sinh(node.inputs[0], node.emit)),
     "Size": Operator(evaluate=lambda call: call.sizes.simplify(math.prod(call.array(0)))),
-    "SkipLayerNormalization": Operator(in_float32(sequence_layers.convert_skip_layer_norm)),
+    "SkipLayerNormalization": Operator(in_float32(layers.convert_skip_layer_norm)),
     "SkipSimplifiedLayerNormalization": _fused(rewrites.rewrite_skip_rms_norm),
     "Slice": Operator(
-        converters.convert_slice,
-        evaluate=size_rules.evaluate_slice,
-        follow=size_rules.follow_slice,
+        converters.convert_slice, evaluate=rules.evaluate_slice, follow=rules.follow_slice
     ),
     "SpaceToDepth": Operator(
-        find_miscomputed=_case(
-            "with mode CRD", lambda n: attributes_of(n).get("mode", "DCR") != "DCR"
-        )
+        miscomputed=_case("with mode CRD", lambda n: attributes_of(n).get("mode", "DCR") != "DCR")
     ),
-    "Split": Operator(rewrite=rewrites.rewrite_split, follow=size_rules.follow_split),
+    "Split": Operator(rewrite=rewrites.rewrite_split, follow=rules.follow_split),
     "SplitToSequence": Operator(converters.convert_split_to_sequence),
-    "Squeeze": Operator(evaluate=size_rules.evaluate_squeeze),
-    "Sub": Operator(evaluate=size_rules.pairwise_integers(operator.sub)),
+    "Squeeze": Operator(evaluate=rules.evaluate_squeeze),
+    "Sub": Operator(evaluate=rules.pairwise_integers(operator.sub)),
     "Sum": _pairwise(relax.op.add),
     "Swish": Operator(arithmetic.convert_swish),
     "Tanh": Operator(rewrite=rewrites.rewrite_tanh),
     "ThresholdedRelu": Operator(arithmetic.convert_thresholded_relu, parameters=(1,)),
-    "Tile": Operator(follow=size_rules.follow_tile),
+    "Tile": Operator(follow=rules.follow_tile),
     "TopK": Operator(
         arithmetic.convert_top_k,
         rewrites.rewrite_top_k,
-        follow=size_rules.follow_top_k,
-        find_miscomputed=_find_zero_count,
+        follow=rules.follow_top_k,
+        miscomputed=_find_zero_count,
     ),
     "TransposeMatMul": _FUSED_MATMUL,
     "Unsqueeze": Operator(
         evaluate=lambda call: np.expand_dims(call.array(0), tuple(call.integers(1, "axes")))
     ),
     "Upsample": Operator(parameters=(1,)),
-    "Where": Operator(evaluate=size_rules.evaluate_where),
-    **{
-        kind: Operator(functools.partial(sequence_layers.convert_recurrent, kind=kind))
-        for kind in GATES
-    },
+    "Where": Operator(evaluate=rules.evaluate_where),
+    **{kind: Operator(functools.partial(layers.convert_recurrent, kind=kind)) for kind in GATES},
     BLOCK_QUANTIZED_WEIGHTS: Operator(converters.convert_block_quantized),
 }
 
@@ -443,6 +425,6 @@ def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     )
     if not has_converter or (is_standard(node) and node.op_type in _MICROSOFT_ONLY):
         return f"TVM has no operator {name}"
-    find = operator_of(node).find_miscomputed
+    find = operator_of(node).miscomputed
     case = find(node, known) if find else ""
     return f"TVM miscomputes {name} {case}" if case else ""
