@@ -1,4 +1,4 @@
-"""Sizes that depend on dimensions, for frontends: their ranges, comparisons, positions on an axis."""
+"""Sizes that depend on dimensions, for frontends: ranges, comparisons, positions on an axis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvmflow.graph.dynamic_shapes import (
 )
 
 NO_END: Final = 1 << 31
-"""What stands for the end of an axis where a slice has no end; below 0, for what is before its first entry."""
+"""The bound of a slice to the end of an axis; negative, that of a slice to its beginning."""
 
 
 class DynamicShapeProblem(ValueError):
@@ -35,12 +35,12 @@ class DynamicShapeProblem(ValueError):
 
 
 class SizeRanges:
-    """Knows the ranges of dimensions, so that their expressions can be simplified and compared."""
+    """The ranges of dimensions, by which their expressions are simplified and compared."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._dimensions = {entry.name: entry for entry in dimensions}
         self._analyzer = tvm.sym.Analyzer()
-        # knows each dimension as a multiple of a number
+        # has each dimension as a multiple of its `multiple_of`
         self._by_multiples = tvm.sym.Analyzer()
         self._bound = set[str]()
         self._seen: list[Any] = []
@@ -55,7 +55,7 @@ class SizeRanges:
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
 
     def simplify_multiple(self, size: Any) -> Any:
-        """Return a size in the simplest form that it has for multiples of `multiple_of`."""
+        """Return a size in its simplest form for multiples of `multiple_of`."""
         size = self.simplify(size)
         return size if isinstance(size, int) else plain(self._by_multiples.simplify(size))
 
@@ -68,16 +68,16 @@ class SizeRanges:
         return bool(self._analyzer.can_prove(condition))
 
     def is_equal(self, one: Any, other: Any) -> bool:
-        """Return whether two sizes are the same for all sizes of the dimensions."""
+        """Return whether two sizes are always the same."""
         difference = self.simplify_multiple(one - other)
         return isinstance(difference, int) and difference == 0
 
     def are_equal(self, sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Return whether two shapes are the same for all sizes of the dimensions."""
+        """Return whether two shapes are always the same."""
         return len(sizes) == len(others) and all(map(self.is_equal, sizes, others))
 
     def check_equal(self, one: Any, other: Any, what: str) -> None:
-        """Check that two sizes are the same, at some sizes of the dimensions where that is not certain.
+        """Check that two sizes are the same; if that is not certain, at the ends of the dimensions' ranges.
 
         Raises:
             DynamicShapeProblem: when they are not; `what` begins the sentence.
@@ -97,14 +97,14 @@ class SizeRanges:
                 raise DynamicShapeProblem(text)
 
     def _list_samples(self) -> Iterator[dict[str, int]]:
-        """Yield sizes of all dimensions: the smallest and the largest, and those next to them."""
+        """Yield the three smallest and largest sizes of all dimensions."""
         entries = self._dimensions.values()
         for steps in range(3):
             yield {e.name: min(e.min + steps * e.multiple_of, e.max) for e in entries}
             yield {e.name: max(e.max - steps * e.multiple_of, e.min) for e in entries}
 
     def as_seen(self, size: Any) -> Any:
-        """Return the size of an earlier tensor that is equal, so that both fit; else the same one."""
+        """Return the equal size of an earlier tensor, so that both fit; else the size itself."""
         size = self.simplify(size)
         if isinstance(size, int):
             return size
@@ -120,22 +120,14 @@ class SizeRanges:
 
     def clamp(self, position: Any, extent: Any) -> Any:
         """Return a position within an axis; a negative one counts from its end."""
-        if isinstance(position, int):
-            if position >= NO_END:
-                return extent
-            if position <= -NO_END:
-                return 0
-            is_negative = position < 0
-        elif self.is_certain(position >= 0):
-            is_negative = False
-        elif self.is_certain(position < 0):
-            is_negative = True
-        else:
+        if isinstance(position, int) and abs(position) >= NO_END:
+            return extent if position > 0 else 0
+        if self.is_certain(position < 0):
+            return self.at_least(self.simplify(extent + position), 0)
+        if not self.is_certain(position >= 0):
             raise DynamicShapeProblem(
                 f"the position {position} is on neither side of 0 for all sizes"
             )
-        if is_negative:
-            return self.at_least(self.simplify(extent + position), 0)
         if isinstance(position, int) and isinstance(extent, int):
             return min(position, extent)
         if self.is_certain(position <= extent):
@@ -145,7 +137,7 @@ class SizeRanges:
         return self.simplify(tirx.min(tirx.convert(position), tirx.convert(extent)))
 
     def at_least(self, position: Any, least: Any) -> Any:
-        """Return the larger one of two positions: one of them where it is known which."""
+        """Return the larger one of two positions."""
         if isinstance(position, int) and isinstance(least, int):
             return max(position, least)
         if self.is_certain(position >= least):
@@ -169,7 +161,7 @@ class SizeRanges:
     ) -> list[int]:
         """Return the padding for ⌈size / stride⌉ windows of each axis: all before, then all after data.
 
-        Of an odd number, one more is after the data, or before them if `is_lower`.
+        The larger part of an odd padding is after the data, or before them if `is_lower`.
         """
         totals = []
         for size, extent, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -189,11 +181,10 @@ class SizeRanges:
         """Return whether the sizes of a tensor follow from the dimensions.
 
         Raises:
-            DynamicShapeProblem: when it cannot exist at the largest sizes of the dimensions.
+            DynamicShapeProblem: when it is too large at the largest sizes of the dimensions.
         """
-        for size in sizes:
-            if not all(var.name in self._dimensions for var in list_symbols(size)):
-                return False
+        if not all(var.name in self._dimensions for size in sizes for var in list_symbols(size)):
+            return False
         largest = {name: entry.max for name, entry in self._dimensions.items()}
         try:
             elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
@@ -231,7 +222,7 @@ def shape_text(sizes: Sequence[Any]) -> str:
 
 
 def unfixed_text(sizes: Sequence[Any]) -> str:
-    """Return which dimensions make sizes dynamic that an operator needs as constants."""
+    """Return the dimensions of sizes that must be fixed, as the problem of an operator."""
     names = {str(var.name) for size in sizes for var in list_symbols(size)}
     have = "has" if len(names) == 1 else "have"
     return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
@@ -243,11 +234,11 @@ def tensor_spec(
     """Return a tensor of a model with its shape, and its sizes where some are dynamic."""
     sizes = sizes_of(SimpleNamespace(ty=kind))
     try:
-        texts = tuple(map(size_text, sizes)) if sizes is not None else None
-        shape = texts if texts is None else evaluate_shape(texts, largest)
+        if sizes is None:
+            raise NoSize
+        texts = tuple(map(size_text, sizes))
+        shape = evaluate_shape(texts, largest)
     except (NoSize, WrongSize):
-        shape = None
-    if texts is None or shape is None:
         raise ImportFailed(
             f"{quoted(name)} has a size that depends on the values of inputs",
             fix="return a mask or scores in place of selected elements, or end the model before it selects",

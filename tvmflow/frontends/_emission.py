@@ -1,4 +1,4 @@
-"""Code that frontends share: names on bindings, results of a recipe's operators, hyperbolic functions."""
+"""Code that frontends share: names of nodes, custom operators, hyperbolic functions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tvmflow.graph.marks import mark_new, take_marks
 
 
 class NodeNames:
-    """Marks what a frontend emits for a node, so that passes over the imported module keep its name."""
+    """Marks the bindings of a node, so that passes over the imported module keep its name."""
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self._builder = builder
         self._names: list[str] = []
 
     def mark(self, name: str, results: Sequence[Any]) -> None:
-        """Name all that was emitted for a node, given its results."""
+        """Mark all bindings that compute the results of a node."""
         marks = frozenset((len(self._names),))
         self._names.append(name)
         for result in results:
@@ -37,16 +37,16 @@ class NodeNames:
         return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
 
 
-# What only the text of errors of TVM and ONNX has.
+# Words that occur only in internal errors of TVM and ONNX.
 _INTERNALS: Final = re.compile(
     r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
 )
-# Python says these of its own values, and not of a model's.
+# Errors about values of Python, not of a model.
 _PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 
 
 def explain_failure(error: Exception, operands: str) -> str:
-    """Return an error's text, or the operands that an operator could not be converted for."""
+    """Return an error's text; for an internal one, the operands without a conversion."""
     reason = last_line(error)
     if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
         return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
@@ -65,7 +65,7 @@ def call_operator(
     outputs: Sequence[str],
     builder: relax.BlockBuilder,
 ) -> list[Any]:
-    """Return the results of an operator for a node, whose inputs are not described yet, each a variable.
+    """Return the results of an operator for a node (without its inputs), each a variable.
 
     Raises:
         StageError: when the implementation raises, with file and line.
@@ -94,11 +94,7 @@ def call_operator(
 
 
 def tensor_of(expr: Any) -> Tensor:
-    """Return shape and dtype of an emitted tensor.
-
-    Raises:
-        OperatorError: when it is none, or its shape is not fixed.
-    """
+    """Return shape and dtype of an emitted tensor, or raise OperatorError for anything else."""
     try:
         return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
     except (AttributeError, TypeError):
@@ -114,7 +110,7 @@ def operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
 
 
 # ---------------------------------------------------------------- hyperbolic functions
-# LLVM has no vectors of them.
+# LLVM cannot vectorize them.
 
 
 _TERMS: Final = 8
@@ -127,7 +123,7 @@ def make_cosh(x: Any) -> Any:
 
 
 def make_sinh(x: Any, emit: Callable[[Any], Any]) -> Any:
-    """Return `(eˣ − e⁻ˣ)/2`; below 1, the Taylor series, as the difference would lose most bits."""
+    """Return `(eˣ − e⁻ˣ)/2`; below 1 the Taylor series, because the difference would lose most bits."""
     dtype = dtype_of(x)
     half, one = relax.const(0.5, dtype), relax.const(1.0, dtype)
     large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))

@@ -1,4 +1,4 @@
-"""Runtimes that `verify` compares with a library: their formats, installation and start."""
+"""Runtimes that `verify` compares with a library: models, installation and start."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from tvmflow.frontends.pytorch import PytorchFrontend
 
 
 class Peer(NamedTuple):
-    """A runtime that a library can be timed beside.
-
-    Attributes:
-        traits: Its name, its distributions, and how they are installed.
-        kind: The frontend whose models it runs.
-        is_reference: It is the reference of that frontend.
-        needs_gpu: It runs only on NVIDIA GPUs.
-    """
+    """A runtime of the models of a frontend (`kind`), beside which a library can be timed."""
 
     traits: ReferenceTraits
     kind: str
@@ -42,7 +35,7 @@ class Peer(NamedTuple):
         return ""
 
     def is_installed(self) -> bool:
-        """Return whether all of its distributions are there."""
+        """Return whether all of its distributions are installed."""
         try:
             for distribution in self.traits.tools:
                 packages.find_package(distribution)
@@ -79,9 +72,7 @@ def open_peer(
     precision: str,
     scratch: Path,
 ) -> Iterator[Reference]:
-    """Run a runtime with a model, in a process of its own, while the block runs.
-
-    Its precision is like the `kernels.precision` of the library beside it.
+    """Run a runtime with a model, in the precision of the library, in a process for the block.
 
     Raises:
         StageError: when it rejects the model.

@@ -171,11 +171,11 @@ def convert_swish(node: NodeToConvert) -> Any:
 
 
 def convert_sign(node: NodeToConvert) -> Any:
-    """Return -1, 0 and 1; TVM compares with -1, which no unsigned integer is."""
+    """Return -1, 0 and 1; TVM compares with -1, which unsigned integers lack."""
     [x] = node.inputs
     if dtype_of(x).startswith("uint"):
         return relax.op.minimum(x, constant(1, x))
-    # NaN is neither, and stays what it is
+    # NaN is neither, and stays NaN
     zero, ones = constant(0, x), relax.op.ones_like(x)
     negative = relax.op.where(relax.op.less(x, zero), relax.op.negative(ones), x)
     return relax.op.where(relax.op.greater(x, zero), ones, negative)
@@ -213,7 +213,7 @@ def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
     """Return data as uint8 with a scale and a zero point for its range; the scale of zeros is 1."""
     [x] = node.inputs
     zero, most = constant(0, x), constant(255, x)
-    # the range has 0, also that of no elements
+    # the range includes 0, also without elements
     highest, lowest = (
         _reduce(node, Reduction(reduce), x, axes=(), keeps=False)
         for reduce in (relax.op.max, relax.op.min)
@@ -242,8 +242,8 @@ def convert_equal(node: NodeToConvert) -> Any:
 def convert_prelu(node: NodeToConvert) -> Any:
     """Return `max(x, 0) + slope · min(x, 0)`.
 
-    A vector of slopes that only fits the channels counts as one slope for each channel, as in
-    opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
+    A vector of slopes that fits only the channels has one for each channel, as in opset 6: old exports of MXNet
+    and PyTorch have such slopes in newer opsets, too.
     """
     x, slope = node.inputs
     sizes, slopes = list_sizes(x), list_sizes(slope)
@@ -308,10 +308,7 @@ def convert_is_inf(node: NodeToConvert) -> Any:
 
 
 def convert_pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
-    """Return one operand after the other combined.
-
-    TVM copies all into one tensor, and reduces that from a finite start.
-    """
+    """Combine operands in turn; TVM reduces a tensor with copies of all from a finite start."""
     if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
         return node.by_tvm()
     return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
@@ -340,7 +337,7 @@ _WIDE: Final = "float32"
 
 
 def in_float32(convert: Converter) -> Converter:
-    """Return a converter that computes operators on narrower floats in float32, as ONNX Runtime does."""
+    """Return a converter that computes narrower floats in float32, as ONNX Runtime does."""
 
     @functools.wraps(convert)
     def wide(node: NodeToConvert) -> Any:
@@ -566,7 +563,7 @@ def _average_with_gaps(node: NodeToConvert) -> Any:
 def _sum_windows(node: NodeToConvert, x: Any) -> Any:
     """Return the sums of windows, from their means in the padded data.
 
-    TVM counts all pixels of a window that ends beyond the padded data.
+    TVM divides by all pixels of a window that ends beyond the padded data.
     """
     attributes, sizes = node.attributes, list_sizes(x)[2:]
     window, strides, dilations, before, after = Windows.read(
@@ -581,7 +578,7 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
                 raise ValueError("ceil_mode needs a known size of the data")
             room = size + before[axis] + ends[axis] - reach
             count = -(-room // step) + 1
-            # a window that begins behind the data is none
+            # no window begins behind the data
             count -= (count - 1) * step >= size + before[axis]
             ends[axis] += max(0, (count - 1) * step - room)
     pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
@@ -607,9 +604,9 @@ def _root(x: Any, p: int) -> Any:
 
 
 def convert_arg_extreme(node: NodeToConvert) -> Any:
-    """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
+    """Return indices of maxima or minima, also in rows of only the lowest or highest value.
 
-    TVM starts with that value and the index -1, which stays where no element beats it.
+    TVM starts with that value and the index -1, which stays if no element is better.
     """
     extent = list_sizes(node.inputs[0])[node.integer("axis", 0)]
     if has_no_elements([extent]):

@@ -168,9 +168,9 @@ _MAX_PARTS: Final = 4096
 
 
 def convert_split_to_sequence(node: NodeToConvert) -> Any:
-    """Return a tuple of parts: of given sizes, or all of one size except the last.
+    """Return a tuple of parts of given sizes, or of one size except for the last.
 
-    TVM divides the axis evenly instead, and returns a call, which has no known number of parts.
+    TVM divides the axis evenly, and returns a call without a known number of parts.
     """
     data, *sizes = node.inputs
     rank = len(list_sizes(data))
@@ -206,8 +206,7 @@ def convert_concat_from_sequence(node: NodeToConvert) -> Any:
     return relax.op.concat(kept, axis)
 
 
-# ---------------------------------------------------------------- Fourier transforms
-# Products with a constant matrix.
+# ---------------------------------------------------------------- Fourier transforms as matrix products
 
 
 _Array = np.ndarray[Any, Any]
@@ -234,10 +233,7 @@ def convert_dft(node: NodeToConvert) -> Any:
 
 
 def convert_stft(node: NodeToConvert) -> Any:
-    """Return the STFT of a signal (batch, n, 1 or 2): (batch, frames, frequencies, 2).
-
-    With `onesided`, only the frequencies up to half of the sampling rate are computed.
-    """
+    """Return the STFT (batch, frames, frequencies, 2) of a signal (batch, n, 1 or 2)."""
     signal, step, window, size, *_ = [*node.inputs, None, None]
     shape, hop = list_sizes(signal), known_integer(step, _FOURIER_OPERANDS)
     length = list_sizes(window)[0] if size is None else known_integer(size, _FOURIER_OPERANDS)
@@ -257,7 +253,7 @@ def _transform(
 ) -> _Array:
     """Return the matrix (count, parts, frequencies, parts of the result) of a transform.
 
-    It transforms `count` numbers, padded or cut to `length`.
+    The `count` numbers are padded or cut to `length`.
     """
     is_real = is_inverse and is_onesided
     frequencies = length // 2 + 1 if is_onesided and not is_inverse else length
@@ -290,8 +286,7 @@ def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
 
 
 # ---------------------------------------------------------------- resizing
-# Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and what
-# is not a float32.
+# TVM lacks rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and dtypes except float32.
 
 
 _MAX_TAPS: Final = 256
@@ -299,7 +294,7 @@ _SPATIAL: Final = 2
 
 
 class _Axis(NamedTuple):
-    """An axis that is resized: its pixels before and after, and the length after, perhaps no integer."""
+    """An axis that is resized: its pixels before and after, and its exact length after."""
 
     axis: int
     source: int
@@ -339,8 +334,8 @@ def _resize_axes(
 ) -> Any:
     """Emit a kernel for each axis, which interpolates in float32, or in float64 for float64 data.
 
-    As in ONNX Runtime, linearly interpolated integers are truncated once, so all axes are interpolated
-    together; antialiased integers are rounded after each axis.
+    As in ONNX Runtime, linearly interpolated integers are truncated once, after all axes, and antialiased ones
+    rounded after each axis.
     """
     data, dtype = node.inputs[0], dtype_of(node.inputs[0])
     is_mixed, is_integer = mode.method != "nearest_neighbor", not is_float(node.inputs[0])
@@ -404,10 +399,7 @@ def _constant_operand(node: NodeToConvert, position: int) -> np.ndarray[Any, Any
 
 
 def convert_one_hot(node: NodeToConvert) -> Any:
-    """Return one value where an index is the position along a new axis, and another elsewhere.
-
-    No position fits an index out of range.
-    """
+    """Return one value where an index is the position along a new axis, and another elsewhere."""
     indices, depth, values = node.inputs
     count = known_integer(depth, "depth")
     known = known_array(values, "values")
@@ -583,8 +575,7 @@ def convert_max_pool(node: NodeToConvert) -> Any:
 def convert_max_unpool(node: NodeToConvert) -> Any:
     """Return zeros with the maxima of windows at their indices.
 
-    As in ONNX Runtime, indices refer to a result of a given shape. One before the result counts
-    as the first, and one behind it as the last.
+    As in ONNX Runtime, indices refer to a result of the given shape, and are clamped to it.
     """
     maxima, indices, *_ = node.inputs
     windows, pooled = _windows(node), list_sizes(maxima)
@@ -615,7 +606,7 @@ def convert_max_unpool(node: NodeToConvert) -> Any:
 
 
 def convert_reverse_sequence(node: NodeToConvert) -> Any:
-    """Return sequences with their first steps reversed: steps and sequences are the first two axes."""
+    """Return data with the first steps of each sequence reversed; steps and sequences are axes 0 and 1."""
     data, lengths = map(list_sizes, node.inputs)
     axes = [node.integer("batch_axis", 1), node.integer("time_axis", 0)]
     if len(data) < 2 or sorted(axes) != [0, 1]:
@@ -638,9 +629,9 @@ def convert_det(node: NodeToConvert) -> Any:
 
 
 def convert_non_max_suppression(node: NodeToConvert) -> Any:
-    """Convert to a kernel that counts its selection, or to TVM's, with a result sized at run time.
+    """Convert to a kernel that counts its selection, or to TVM's, with a data-dependent shape.
 
-    ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
+    ONNX drops a box that overlaps more than the threshold, TVM one that overlaps as much.
     """
     if node.counts_rows:
         return _count_selected(node)
@@ -695,9 +686,9 @@ def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
 
 
 def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
-    """Return positive values with the order of the scores above a threshold, and 0 for the others.
+    """Return positive values in the order of the scores above a threshold, and 0 for other scores.
 
-    TVM suppresses no box with a score below 0.
+    TVM does not suppress boxes with scores below 0.
     """
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     indices = node.emit(relax.op.argsort(order, dtype="int64"))
@@ -708,7 +699,7 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
 
 
 def _known_or(expr: Any, name: str, default: Any) -> Any:
-    """Return the value of a constant operand, or the default of a missing one, with the default's dtype."""
+    """Return the value of a constant operand, or its default, in the default's dtype."""
     return default if expr is None else known_array(expr, name).astype(default.dtype)
 
 

@@ -6,25 +6,23 @@ A model gets an output for each branch, the share of elements that take it. So O
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._inlining import inline_functions
-from tvmflow.frontends.onnx.graph import attributes_of, element_types, is_standard, names_read
+from tvmflow.frontends.onnx.graph import Replacement, element_types, is_standard, names_read
 
 # The operators with a bend at 0.
 _BENT_AT_ZERO: Final = "Abs Celu Elu LeakyRelu PRelu Relu Selu".split()
-_BOUNDS: Final = {**dict.fromkeys(_BENT_AT_ZERO, (0.0, 0.0)), "HardSwish": (-3.0, 3.0)}
+_BENDS: Final = {**dict.fromkeys(_BENT_AT_ZERO, (0.0, 0.0)), "HardSwish": (-3.0, 3.0)}
 _SHAPES_ALONE: Final = frozenset({"Shape", "Size"})
 # ONNX Runtime compares these.
 _COMPARED: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
-_PREFIX: Final = "tvmflow.exercises"
 
 
 class ObservedModel(NamedTuple):
@@ -55,16 +53,20 @@ def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
     # values of unknown type are not observed
     with contextlib.suppress(Exception):
         typed = onnx.shape_inference.infer_shapes(typed)
-    observer = _Observer(inlined, element_types(typed))
-    reached = _list_dependent(inlined)
+    types, reached = element_types(typed), _list_dependent(inlined)
     nodes = []
     for node in list(inlined.graph.node):
         if not is_standard(node) or not node.output:
             continue
-        branches = dict(observer.observe(node, reached))
+        observer = _Observer(node, types, reached)
+        branches = dict(observer.observe())
         if branches:
-            label = node.name or str(node.output[0])
-            nodes.append((label, str(node.op_type), branches))
+            nodes.append((node.name or str(node.output[0]), str(node.op_type), branches))
+            inlined.graph.node.extend(observer.nodes)
+            inlined.graph.output.extend(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
+                for name in branches.values()
+            )
     return ObservedModel(inlined, nodes)
 
 
@@ -80,58 +82,55 @@ def _list_dependent(model: ModelProto) -> set[str]:
     return dependent
 
 
-class _Observer:
-    def __init__(self, model: ModelProto, types: Mapping[str, int]) -> None:
-        self._graph, self._types = model.graph, types
-        self._numbers = itertools.count()
+class _Observer(Replacement):
+    """The nodes that compute the shares of a node's branches."""
 
-    def observe(self, node: NodeProto, reached: set[str]) -> Iterator[tuple[str, str]]:
-        """Yield each branch of a node with the output that has its share."""
-        value = node.input[0] if node.input else ""
-        if node.op_type in ("If", "Where"):
-            if value in reached:
+    def __init__(self, node: NodeProto, types: Mapping[str, int], reached: set[str]) -> None:
+        super().__init__(node, ".exercises")
+        self._types, self._reached = types, reached
+
+    def observe(self) -> Iterator[tuple[str, str]]:
+        """Yield each branch of the node with the output that has its share."""
+        value, operator = self.name(0), self.node.op_type
+        if operator in ("If", "Where"):
+            if value in self._reached:
                 share = self._mean(value)
                 yield "true", share
                 yield "false", self._complement(share)
-        elif node.op_type in ("Max", "Min"):
-            if len(node.input) == 2 and any(name not in reached for name in node.input):
-                value, bound = sorted(node.input, key=lambda name: name not in reached)
-                yield from self._compare(value, reached, {"Less": bound, "Greater": bound})
-        elif node.op_type == "Clip":
-            yield from self._compare(value, reached, self._clip_bounds(node))
-        elif (bounds := self._bounds(node)) and self._types.get(value) in _COMPARED:
-            low, high = (self._constant(bound, self._types[value]) for bound in bounds)
-            yield from self._compare(value, reached, {"Less": low, "Greater": high}, bounds)
+        elif operator in ("Max", "Min"):
+            names = sorted(self.node.input, key=lambda name: name not in self._reached)
+            if len(names) == 2 and names[1] not in self._reached:
+                yield from self._compare(names[0], {"Less": names[1], "Greater": names[1]})
+        elif operator == "Clip":
+            yield from self._compare(value, self._clip_bounds())
+        elif (bounds := self._bends()) and self._types.get(value) in _COMPARED:
+            low, high = (self._number(bound, self._types[value]) for bound in bounds)
+            yield from self._compare(value, {"Less": low, "Greater": high}, bounds)
 
-    def _bounds(self, node: NodeProto) -> tuple[float, float] | None:
+    def _bends(self) -> tuple[float, float] | None:
         """Return the lower and the upper bend of an operator; None for others."""
-        attributes = attributes_of(node)
-        if node.op_type == "ThresholdedRelu":
+        attributes = self.attributes
+        if self.node.op_type == "ThresholdedRelu":
             return (attributes.get("alpha", 1.0),) * 2
-        if node.op_type == "HardSigmoid":
+        if self.node.op_type == "HardSigmoid":
             alpha, beta = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
             return (-beta / alpha, (1 - beta) / alpha) if alpha > 0 else None
-        return _BOUNDS.get(node.op_type)
+        return _BENDS.get(self.node.op_type)
 
-    def _clip_bounds(self, node: NodeProto) -> dict[str, str]:
-        attributes, element_type = attributes_of(node), self._types.get(node.input[0])
-        bounds = {}
+    def _clip_bounds(self) -> dict[str, str]:
+        element_type, bounds = self._types.get(self.name(0)), {}
         for position, name, operator in ((1, "min", "Less"), (2, "max", "Greater")):
-            if position < len(node.input) and node.input[position]:
-                bounds[operator] = node.input[position]
-            elif name in attributes and element_type is not None:
-                bounds[operator] = self._constant(attributes[name], element_type)
+            if self.name(position):
+                bounds[operator] = self.name(position)
+            elif name in self.attributes and element_type is not None:
+                bounds[operator] = self._number(self.attributes[name], element_type)
         return bounds
 
     def _compare(
-        self,
-        value: str,
-        reached: set[str],
-        bounds: Mapping[str, str],
-        known: tuple[float, float] | None = None,
+        self, value: str, bounds: Mapping[str, str], known: tuple[float, float] | None = None
     ) -> Iterator[tuple[str, str]]:
         """Yield the shares of a value beyond its bounds, and between them where these are two."""
-        if self._types.get(value) not in _COMPARED or value not in reached:
+        if self._types.get(value) not in _COMPARED or value not in self._reached:
             return
         low, high = "its minimum", "its maximum"
         if known:
@@ -141,35 +140,22 @@ class _Observer:
         names = {"Less": f"inputs below {low}", "Greater": f"inputs above {high}"}
         if known == (0.0, 0.0):
             names = {"Less": "negative inputs", "Greater": "positive inputs"}
-        shares = {o: self._mean(self._add(o, value, bound)) for o, bound in bounds.items()}
+        shares = {o: self._mean(self.add(o, value, bound)) for o, bound in bounds.items()}
         for operator, share in shares.items():
             yield names[operator], share
         if len(bounds) == 1:
             [share] = shares.values()
             yield "inputs within its bound", self._complement(share)
         elif len(set(bounds.values())) == 2 and not (known and known[0] == known[1]):
-            between = self._complement(self._add("Add", *shares.values()))
-            yield "inputs between its bounds", between
+            yield "inputs between its bounds", self._complement(self.add("Add", *shares.values()))
 
     def _mean(self, condition: str) -> str:
-        """Return the output with the share of true elements."""
-        cast = self._add("Cast", condition, to=TensorProto.FLOAT)
-        return self._return(self._add("ReduceMean", cast, keepdims=0))
+        """Return the share of true elements."""
+        cast = self.add("Cast", condition, to=TensorProto.FLOAT)
+        return self.add("ReduceMean", cast, keepdims=0)
 
     def _complement(self, share: str) -> str:
-        one = self._constant(1.0, TensorProto.FLOAT)
-        return self._return(self._add("Sub", one, share))
+        return self.add("Sub", self.constant(np.float32(1)), share)
 
-    def _constant(self, value: float, element_type: int) -> str:
-        array = np.asarray(value, helper.tensor_dtype_to_np_dtype(element_type))
-        return self._add("Constant", value=numpy_helper.from_array(array))
-
-    def _add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        name = f"{_PREFIX}.{next(self._numbers)}"
-        self._graph.node.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
-
-    def _return(self, name: str) -> str:
-        if not any(value.name == name for value in self._graph.output):
-            self._graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
-        return name
+    def _number(self, value: float, element_type: int) -> str:
+        return self.constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(element_type)))

@@ -30,11 +30,10 @@ _MAX_REASON: Final = 300
 
 
 class _Session(LoadedReference):
-    """ONNX Runtime on the CPU.
+    """ONNX Runtime on the CPU, timed with all of its rewrites, and compared without them.
 
-    A model is compared with its nodes as written, and timed with all of ONNX Runtime's rewrites. Some
-    of these change results: a `Pad` before a `MaxPool` pads with the lowest number instead of
-    its own value (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
+    Some rewrites change results: a `Pad` before a `MaxPool` pads with the lowest value instead of its own
+    (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
     """
 
     def __init__(self, model: str, threads: int, note: str) -> None:
@@ -83,12 +82,9 @@ class _Session(LoadedReference):
 
 
 def _map_external_data(path: Path) -> dict[str, Array] | None:
-    """Return the weights of a model that are in other files, by name.
+    """Return the weights of a model in other files, by name; None if NumPy lacks a type.
 
-    None if NumPy has no such type.
-
-    ONNX Runtime reads no file of weights through a link out of the folder of a model, and a changed copy lies
-    elsewhere.
+    ONNX Runtime does not follow links out of the folder of a changed copy of the model.
     """
     import numpy as np
     import onnx
@@ -105,12 +101,11 @@ def _map_external_data(path: Path) -> dict[str, Array] | None:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             file, offset = path.parent / entries["location"], int(entries.get("offset", 0))
             shape = tuple(tensor.dims)
-            is_empty = not np.prod(shape)
-            arrays[tensor.name] = (
-                np.empty(shape, dtype)
-                if is_empty
-                else np.memmap(file, dtype, "r", offset, shape or (1,)).reshape(shape)
-            )
+            if 0 in shape:
+                arrays[tensor.name] = np.empty(shape, dtype)
+            else:
+                mapped = np.memmap(file, dtype, "r", offset, shape or (1,))
+                arrays[tensor.name] = mapped.reshape(shape)
     return arrays
 
 
@@ -201,9 +196,9 @@ def _reason(refusal: Exception) -> str:
 
 
 class _OpenVino(LoadedReference):
-    """OpenVINO on the CPU, in the precision of the library that it is timed beside.
+    """OpenVINO on the CPU, in the precision of the library; its default is bfloat16 where the CPU has it.
 
-    Its own default is bfloat16 wherever the CPU has it. See `openvino.properties.hint`.
+    See `openvino.properties.hint`.
     """
 
     def __init__(self, first: Message) -> None:
@@ -251,7 +246,7 @@ class _TensorRt(LoadedReference):
         self._session = onnxruntime.InferenceSession(
             first["model"], options, providers=[(self._PROVIDER, half), "CUDAExecutionProvider"]
         )
-        # A provider that cannot be loaded is left out with a line in the log.
+        # a provider that cannot be loaded is left out with a line in the log
         if self._PROVIDER not in self._session.get_providers():
             raise RuntimeError("ONNX Runtime cannot load its provider for TensorRT")
 
