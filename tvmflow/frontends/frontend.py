@@ -384,8 +384,10 @@ class OneFileFrontend(Frontend):
         try:
             facts = self.describe(path)
         except NotAModel as error:
-            start = f"{start}: {shown(file)}"
-            _refuse_other_kind(start, path, self.FILE)
+            start, kind = f"{start}: {shown(file)}", recognize(path)
+            if kind not in (self.FILE, ZIP, None):
+                fix = f"name it with `{kind.field}:`" if kind.field else kind.fix_for(path)
+                raise RecipeError(f"{start} {kind.text}", fix=fix) from None
             raise RecipeError(f"{start} {self.FOREIGN}: {error}") from None
         except OSError as error:
             raise unreadable(f"{start}: {path}", error) from error
@@ -414,14 +416,6 @@ class OneFileFrontend(Frontend):
         """Raise ImportFailed where there is a reason why a model cannot be imported."""
         if reason:
             raise ImportFailed(reason, fix=self.UNSUPPORTED_FIX)
-
-
-def _refuse_other_kind(start: str, path: Path, expected: FileKind) -> None:
-    """Check that a file is not certainly something else than its field says."""
-    kind = recognize(path)
-    if kind not in (expected, ZIP, None):
-        fix = f"name it with `{kind.field}:`" if kind.field else kind.fix_for(path)
-        raise RecipeError(f"{start} {kind.text}", fix=fix)
 
 
 def shown(file: InputFile) -> str:

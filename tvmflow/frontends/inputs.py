@@ -245,7 +245,11 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
         for axis, (dim, size) in enumerate(
             zip(value.dims or (), request.sizes or shape, strict=False)
         ):
-            if not isinstance(dim, str) or not (dim in value.limits or _is_shared(dim)):
+            if not isinstance(dim, str):
+                continue
+            # some exporters have one name for all unknown sizes
+            is_shared = dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
+            if not is_shared and dim not in value.limits:
                 continue
             text = f"dimension {axis} ({quoted(dim)}) of input {quoted(value.name)} is {size}"
             other, same = first.setdefault(dim, (value.name, size))
@@ -259,11 +263,6 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
             else:
                 continue
             yield InputProblem(value.name, "shape", text)
-
-
-def _is_shared(dim: str) -> bool:
-    """Return whether inputs with this dimension have equal sizes: some exporters name all of them alike."""
-    return dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
 
 
 def _limits_problem(limits: Limits, size: Size, ranges: Mapping[str, Dimension]) -> str:
@@ -411,8 +410,14 @@ def is_dimension_name(name: str) -> bool:
 
 
 def suggest_shape(value: ModelInput) -> list[str]:
-    """Return the sizes of an input for a recipe, with SIZE for unknown ones."""
-    return [_suggest(*size) for size in enumerate((SIZE,) if value.dims is None else value.dims)]
+    """Return the sizes of an input for a recipe: 1 for a batch, and SIZE for unknown ones."""
+    shape = []
+    for axis, size in enumerate((SIZE,) if value.dims is None else value.dims):
+        name = size.lower() if isinstance(size, str) else ""
+        is_batch = name in _BATCH_NAMES if name else axis == 0
+        batch_or_size = "1" if is_batch else SIZE
+        shape.append(batch_or_size if _is_free(size) else str(size))
+    return shape
 
 
 def _yaml_line(
@@ -421,7 +426,8 @@ def _yaml_line(
     fields: dict[str, str] = {}
     shape = request.sizes or request.shape
     if open_shape is None and shape is not None:
-        open_shape = list(map(_yaml_size, shape))
+        texts = map(str, shape)
+        open_shape = [yaml_key(text) if is_dimension_name(text) else text for text in texts]
     elif open_shape is None and request.value is None:
         open_shape = suggest_shape(value)
     if open_shape is not None:
@@ -439,17 +445,3 @@ def _yaml_line(
         facts.append(f"[{comment(names_text(names, 32))}]")
     text = ", ".join(f"{key}: {field}" for key, field in fields.items())
     return f"{yaml_key(value.name)}: {{{text}}}  # {', '.join(facts)}"
-
-
-def _yaml_size(size: Size) -> str:
-    is_name = isinstance(size, str) and is_dimension_name(size)
-    return yaml_key(str(size)) if is_name else str(size)
-
-
-def _suggest(index: int, size: int | str) -> str:
-    """Return a size as YAML: a fixed one, 1 for a batch, or SIZE."""
-    if not _is_free(size):
-        return str(size)
-    name = size.lower() if isinstance(size, str) else ""
-    is_batch = name in _BATCH_NAMES if name else index == 0
-    return "1" if is_batch else SIZE

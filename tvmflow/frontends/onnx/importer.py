@@ -273,9 +273,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     inputs = [self._nodes[name] if name else None for name in node.input]
                     results = self._custom.convert(node, inputs, self.bb)
                     self._nodes.update(zip(node.output, results, strict=True))
-                elif node.op_type in _SHAPE_OPERANDS and self._is_computed(node):
-                    self._refuse_computed_shape(node)
                 else:
+                    self._refuse_computed_shape(node)
                     single = onnx.GraphProto()
                     single.node.append(node)
                     if any(entry.key == FROM_START for entry in node.metadata_props):
@@ -292,17 +291,21 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
                 raise ImportFailed(text, fix=DYNAMIC_FIX if self._sizes else _FIX) from error
-            self._name_results(node)
+            # nodes of `prepare` belong to the user's node that reads them
+            label = next((self._labels[n] for n in node.output if n in self._labels), None)
+            if label is not None:
+                self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])
 
-    def _is_computed(self, node: NodeProto) -> bool:
-        """Return whether the operand with the shape of a node's result is computed."""
-        operand = self._nodes[node.input[_SHAPE_OPERANDS[node.op_type]]]
-        return isinstance(operand.ty, relax.TensorType) and not isinstance(operand, tvm.ir.Constant)
-
     def _refuse_computed_shape(self, node: NodeProto) -> None:
+        """Raise ImportFailed where the operand with the shape of a node's result is computed."""
+        if node.op_type not in _SHAPE_OPERANDS:
+            return
         name = node.input[_SHAPE_OPERANDS[node.op_type]]
+        operand = self._nodes[name]
+        if isinstance(operand, tvm.ir.Constant) or not isinstance(operand.ty, relax.TensorType):
+            return
         names = names_text([excerpt(n) for n in list_inputs_of(self._model, name)])
         text = (
             f"{excerpt(node.op_type)} (node {node_name(node)}) cannot be imported: the shape of its "
@@ -332,12 +335,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for name, value in zip(node.output, results, strict=True):
             self._nodes[name] = self.bb.emit(self.bb.normalize(value))
         return True
-
-    def _name_results(self, node: NodeProto) -> None:
-        """Label emitted bindings with the node; nodes of `prepare` belong to the node that reads them."""
-        label = next((self._labels[name] for name in node.output if name in self._labels), None)
-        if label is not None:
-            self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
 
     def _construct_if(self, node: NodeProto) -> None:
         """Convert an If, which computes only the branch that is taken."""

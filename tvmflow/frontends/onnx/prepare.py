@@ -109,17 +109,12 @@ def convert_opset(model: ModelProto) -> ModelProto:
             f"the model uses opset {opset_of(model)}, which cannot be converted: {error}",
             fix=f"export it with opset {_OLDEST_OPSET} or newer",
         ) from error
-    if opset_of(model) < _RESIZE_MODES_OPSET:
-        _keep_places_of_resize(converted)
-    return converted
-
-
-def _keep_places_of_resize(model: ModelProto) -> None:
-    """Set the modes that Resize and Upsample had before opset 11, which ONNX's converter drops."""
-    for node in all_nodes(model):
+    # ONNX's converter drops the modes that Resize and Upsample had before
+    for node in all_nodes(converted) if opset_of(model) < _RESIZE_MODES_OPSET else ():
         if node.op_type == "Resize" and "coordinate_transformation_mode" not in attributes_of(node):
             modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(helper.make_attribute(*mode) for mode in modes.items())
+    return converted
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
@@ -316,18 +311,15 @@ def fold_constants(model: ModelProto) -> ModelProto:
 
 
 def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
-    has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
-    is_constant = all(name in constants for name in node.input if name)
+    has_body = any(subgraphs(node))
     is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == BLOCK_QUANTIZED_DOMAIN
-    return is_constant and not is_work and not _are_weights(node, constants)
-
-
-def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
-    """Return whether a node converts weights of 8 bits, which a library keeps in 8 bits."""
-    if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
+    if is_work or not all(name in constants for name in node.input if name):
         return False
+    if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
+        return True
+    # a library keeps weights of 8 bits
     weights = constants[node.input[0]]
-    return weights.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weights.dims) > 1
+    return len(weights.dims) <= 1 or weights.data_type not in (TensorProto.INT8, TensorProto.UINT8)
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
@@ -445,18 +437,14 @@ def bypass_copies(model: ModelProto) -> ModelProto:
             node.input[index] = sources.get(name, name)
         for graph in subgraphs(node):
             rename_captured(graph, sources)
-        if _is_copy(node, known) and node.output[0] not in outputs:
+        # Dropout does nothing in inference
+        is_idle = node.op_type == "Dropout" and not unsupported_reason(node, known)
+        if (is_idle or node.op_type == "Identity") and node.output[0] not in outputs:
             sources[node.output[0]] = node.input[0]
         else:
             kept.append(node)
     replace_nodes(model.graph, kept)
     return model
-
-
-def _is_copy(node: NodeProto, known: KnownValues) -> bool:
-    # Dropout does nothing in inference.
-    is_idle = node.op_type == "Dropout" and not unsupported_reason(node, known)
-    return is_idle or bool(node.op_type == "Identity")
 
 
 def drop_unused_outputs(model: ModelProto) -> ModelProto:
