@@ -37,6 +37,7 @@ from tvmflow.custom_operators.definition import ADVICE, Operator
 _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
+_OTHERWISE: Final = "disable the comparison with `verify: {against: none}`"
 # The frameworks' messages about a divisor or an index that no operator takes.
 _WRONG_OPERAND: Final = re.compile("by zero|out of (?:data )?(?:range|bounds)", re.I)
 
@@ -97,12 +98,11 @@ class ReferenceProcess:
             answer = None
         if answer is None:
             text = self._exit_text()
-            range_fix = self._suggest_range() if signal.SIGFPE.name in text else ""
-            raise StageError(
-                f"the process of {self._framework} {text}{self._last_log_line()}",
-                fix=range_fix
-                or f"see {self._log}, or disable the comparison with `verify: {{against: none}}`",
-            )
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            last = f": {lines[-1]}" if lines else ""
+            fix = self._suggest_range() if signal.SIGFPE.name in text else ""
+            fix = fix or f"see {self._log}, or {_OTHERWISE}"
+            raise StageError(f"the process of {self._framework} {text}{last}", fix=fix)
         if "problem" in answer[0]:
             raise self._error(answer[0])
         return answer
@@ -130,10 +130,6 @@ class ReferenceProcess:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
-    def _last_log_line(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
-
     def _error(self, message: Message) -> Exception:
         name, reason = self._framework, message["reason"]
         if message["problem"] == "stage":
@@ -142,11 +138,8 @@ class ReferenceProcess:
             return EnvironmentProblem(f"{name} cannot be imported: {reason}", fix=self._install)
         if _WRONG_OPERAND.search(reason) and (fix := self._suggest_range()):
             return StageError(f"{name} cannot run the model on these inputs: {reason}", fix=fix)
-        return StageError(
-            f"{name} cannot run the model: {reason}",
-            fix=f"check that {name} alone can run it, or disable the comparison with "
-            "`verify: {against: none}`",
-        )
+        fix = f"check that {name} alone can run it, or {_OTHERWISE}"
+        return StageError(f"{name} cannot run the model: {reason}", fix=fix)
 
     def _suggest_range(self) -> str:
         """Return the remedy for an integer that no operator takes; empty if no input has integers."""

@@ -413,9 +413,11 @@ def unroll_loops(model: ModelProto) -> ModelProto:
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
     known, opset = known_values(model), opset_of(model)
-    _drop_unused_outputs(model)
+    used = names_used(model.graph)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
+        if node.op_type in _UNROLLERS and is_standard(node):
+            node.output[:] = [name if name in used else "" for name in node.output]
         can_unroll = is_standard(node) and len(nodes) <= _MAX_UNROLLED_NODES
         unroll = _UNROLLERS.get(node.op_type) if can_unroll else None
         iterations = unroll(node, known, opset) if unroll else None
@@ -424,14 +426,6 @@ def unroll_loops(model: ModelProto) -> ModelProto:
     replace_nodes(model.graph, nodes)
     # branches in a body are the same graphs in every iteration
     return name_branch_values(model) if any(list_branches(model.graph)) else model
-
-
-def _drop_unused_outputs(model: ModelProto) -> None:
-    """Remove the names of those outputs of loops that nothing reads."""
-    used = names_used(model.graph)
-    for node in model.graph.node:
-        if node.op_type in _UNROLLERS and is_standard(node):
-            node.output[:] = [name if name in used else "" for name in node.output]
 
 
 class _Iterations(Replacement):

@@ -212,7 +212,7 @@ def evaluate_constant_of_shape(call: Call) -> SizeValue:
 
 
 def _value_of_shape(attributes: Mapping[str, Any]) -> Any:
-    """Return the number that a ConstantOfShape gives to every element, as NumPy has it."""
+    """Return the value of every element of a ConstantOfShape, of NumPy."""
     value = attributes.get("value")
     return np.float32(0) if value is None else numpy_helper.to_array(value).ravel()[0]
 
@@ -301,12 +301,12 @@ def follow_range(sizes: Sizes, node: NodeProto) -> Any:
     count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
     if not sizes.is_certain(tirx.convert(count) >= 0):
         count = sizes.simplify(tirx.max(tirx.convert(count), tirx.IntImm("int64", 0)))
-    places = sizes.emit(relax.op.arange(0, plain_expr(count, "int64"), 1, "int64"))
+    values = sizes.emit(relax.op.arange(0, plain_expr(count, "int64"), 1, "int64"))
     if step != 1:
-        places = sizes.emit(places * relax.const(step, "int64"))
+        values = sizes.emit(values * relax.const(step, "int64"))
     if not _is(start, 0):
-        places = sizes.emit(places + sizes.tensor(SizeValue(as_array(start), "int64")))
-    return places if dtype == "int64" else relax.op.astype(places, dtype)
+        values = sizes.emit(values + sizes.tensor(SizeValue(as_array(start), "int64")))
+    return values if dtype == "int64" else relax.op.astype(values, dtype)
 
 
 def follow_slice(sizes: Sizes, node: NodeProto) -> Any:
@@ -361,7 +361,6 @@ def follow_tile(sizes: Sizes, node: NodeProto) -> Any:
 
 
 def follow_split(sizes: Sizes, node: NodeProto) -> Any:
-    """Convert a Split into parts whose sizes follow from the dimensions."""
     lengths = sizes.dynamic_operand(node, 1)
     if lengths is None:
         return None
@@ -377,15 +376,15 @@ def follow_split(sizes: Sizes, node: NodeProto) -> Any:
 
 
 def follow_pad(sizes: Sizes, node: NodeProto) -> Any:
-    """Convert a Pad by widths that follow from the dimensions."""
     widths = sizes.dynamic_operand(node, 1)
     if widths is None:
         return None
     if attributes_of(node).get("mode", "constant") != "constant":
         raise DynamicShapeProblem("widths that depend on dimensions are those of constants alone")
     data = sizes.data(node.input[0])
-    axes = sizes.operand(node, 3) or list(range(len(sizes.shape_of(data))))
-    before: list[Any] = [0] * len(sizes.shape_of(data))
+    rank = len(sizes.shape_of(data))
+    axes = sizes.operand(node, 3) or list(range(rank))
+    before: list[Any] = [0] * rank
     after = list(before)
     for position, axis in enumerate(axes):
         before[axis], after[axis] = widths[position], widths[len(axes) + position]
@@ -420,9 +419,8 @@ def follow_resize(sizes: Sizes, node: NodeProto) -> Any:
     if lengths is None:
         value = sizes.find_operand(node, 2)
         if value is None:
-            raise DynamicShapeProblem(
-                "its scales depend on values, and not on the dimensions alone"
-            )
+            text = "its scales depend on values, and not on the dimensions alone"
+            raise DynamicShapeProblem(text)
         factors = [_split(factor) for factor in value.values.ravel().tolist()]
         scales = [float(n) if n != 1 and _is(expr, 1) else None for expr, n in factors]
         products = [
@@ -459,7 +457,7 @@ def follow_resize(sizes: Sizes, node: NodeProto) -> Any:
 def _resize_by_fractions(
     sizes: Sizes, data: Any, lengths: Any, scales: Sequence[float | None], mode: Interpolation
 ) -> Any:
-    """Return images resized by fractional scales, which define the pixels, not the rounded sizes."""
+    """Return images resized by fractional scales, which decide the positions of pixels."""
     dtype = str(data.ty.dtype.dtype)
     if not is_computed(mode) or dtype == "float64":
         text = f"mode {mode.method} by a scale that is not a whole number needs a fixed size"

@@ -40,7 +40,7 @@ OWN_DOMAIN: Final = "tvmflow"
 
 _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
-"""The property in which PyTorch's exporter lists the modules around a node, and then the operator."""
+"""The property in which PyTorch's exporter lists the modules around a node, then the operator."""
 _QUOTED_WORD: Final = re.compile(r"'([^']*)'")
 FROM_START: Final = "tvmflow.from_start"
 """The property of a node that refuses negative indices, which count from the end in ONNX."""
@@ -186,16 +186,15 @@ def node_name(node: NodeProto) -> str:
 
 
 def node_labels(model: ModelProto) -> dict[str, str]:
-    """Return the label of the node that computes each tensor of a model."""
-    return {output: _node_label(node) for node in branch_nodes(model) for output in node.output}
-
-
-def _node_label(node: NodeProto) -> str:
-    """Return name, or operator and output, and the module of PyTorch that the node was exported from."""
-    label = node.name or f"{node.op_type} ({next(iter(node.output), '')})"
-    scopes = next((p.value for p in node.metadata_props if p.key == _PYTORCH_SCOPES), "")
-    modules = [name for name in _QUOTED_WORD.findall(scopes)[:-1] if name]
-    return f"{label} ({modules[-1]})" if modules else label
+    """Return a label for each tensor of a model: its node's name or operator, and its PyTorch module."""
+    labels: dict[str, str] = {}
+    for node in branch_nodes(model):
+        label = node.name or f"{node.op_type} ({next(iter(node.output), '')})"
+        scopes = next((p.value for p in node.metadata_props if p.key == _PYTORCH_SCOPES), "")
+        modules = [name for name in _QUOTED_WORD.findall(scopes)[:-1] if name]
+        label = f"{label} ({modules[-1]})" if modules else label
+        labels |= dict.fromkeys(node.output, label)
+    return labels
 
 
 def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
