@@ -1,6 +1,6 @@
 """Frontends: each imports the models of one framework, and runs that framework as the reference.
 
-Each has the fields that name its models under `model:` in a recipe. Imports operators and what is below it.
+Each has the fields that name its models under `model:` in a recipe. Imports `custom_operators` and layers below it.
 """
 
 from __future__ import annotations

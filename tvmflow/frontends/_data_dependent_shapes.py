@@ -141,7 +141,7 @@ class _Analysis:
         return next((fact for fact in self._list_facts(expr) if fact is not None), None)
 
     def _follow(self, binding: Any) -> list[Any]:
-        """Record what is known of a binding's value, and return the binding, where needed a changed one."""
+        """Record the facts of a binding's value, and return the binding, or bindings that replace it."""
         value, var = binding.value, binding.var
         self._values[var] = value
         if isinstance(value, tvm.ir.Call):
@@ -190,7 +190,7 @@ class _Analysis:
         return self._bound_indices(binding, name, operands, facts)
 
     def _read_operands(self, call: Any) -> tuple[list[Any], list[_Fact]]:
-        """Return the tensors that a call reads, those of tuples too, and what is known of each."""
+        """Return the tensors that a call reads, including those in tuples, and the fact of each."""
         operands, facts = list[Any](), list[_Fact]()
         for argument in call.args:
             value = self._values.get(argument, argument)

@@ -70,7 +70,7 @@ def read_in_worker(read: _Reader) -> _Reader:
         if fork_server_process.is_child:
             return read(path)
         payload = {"reader": f"{read.__module__}:{read.__qualname__}", "path": str(path.absolute())}
-        # after the server was forked: what explains the wait is a thread
+        # the server is forked before: `explain_wait` starts a thread
         with _open_server() as server, explain_wait(f"reading {path.name}: up to a minute"):
             outcome = server.call(_ENTRY, payload, timeout_s=_TIMEOUT_S)
         return _facts_of(outcome, path)

@@ -1,4 +1,4 @@
-"""States: which inputs of a model take the place of which outputs in the next call."""
+"""States: the inputs of a model that are outputs of the call before."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
         text = f"{names} are {_shape(old)} and {_shape(new)}, which differ in more than one dynamic size"
         raise ImportFailed(text, fix=_FIX)
     axis = grown[0] if grown else None
-    fixed = [size for place, size in enumerate(old) if place != axis]
+    fixed = [size for n, size in enumerate(old) if n != axis]
     if dynamic := [str(size) for size in fixed if isinstance(size, str)]:
         raise ImportFailed(
             f"{names}: a state has fixed sizes but for that along which it grows, and {names_text(dynamic)} can change",

@@ -325,8 +325,8 @@ class _Conversion(Replacement):
         """Add the dequantized values: no kernel reads these integers directly."""
         if axis is not None and scales.ndim == integers.ndim > 0:
             if block := min(self._integer("block_size", 0), integers.shape[axis]):
-                places = np.arange(integers.shape[axis]) // block
-                scales, zeros = (np.take(array, places, axis) for array in (scales, zeros))
+                blocks = np.arange(integers.shape[axis]) // block
+                scales, zeros = (np.take(array, blocks, axis) for array in (scales, zeros))
         elif axis is not None:
             shape = [1] * integers.ndim
             shape[axis] = -1

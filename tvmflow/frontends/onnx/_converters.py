@@ -216,7 +216,7 @@ _FOURIER_OPERANDS: Final = "an axis, a step or a length"
 
 
 def convert_dft(node: NodeToConvert) -> Any:
-    """Return the DFT of real or complex numbers (…, n, …, 1 or 2) along one axis."""
+    """Return the DFT of real or complex values (…, n, …, 1 or 2) along one axis."""
     x, length, axis, *_ = [*node.inputs, None, None]
     shape = list_sizes(x)
     default = node.integer("axis", 1 if node.opset < 20 else -2)
@@ -253,7 +253,7 @@ def _transform(
 ) -> _Array:
     """Return the matrix (count, parts, frequencies, parts of the result) of a transform.
 
-    The `count` numbers are padded or cut to `length`.
+    The `count` values are padded or cut to `length`.
     """
     is_real = is_inverse and is_onesided
     frequencies = length // 2 + 1 if is_onesided and not is_inverse else length
@@ -264,7 +264,7 @@ def _transform(
     turn = np.exp(sign * 2j * np.pi * product / length)
     turn[length:] = 0
     if is_real:
-        # The other half of the spectrum has the conjugate numbers.
+        # the other half of the spectrum has the conjugate values
         index = np.arange(count)
         turn *= np.where((index == 0) | (2 * index == length), 1, 2)[:, None]
         turn[length // 2 + 1 :] = 0

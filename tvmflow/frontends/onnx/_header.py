@@ -30,7 +30,7 @@ _ELEMENT_TYPES: Final[Mapping[int, str]] = {
 """The dtype of each element type that an input can have."""
 
 NARROW_TYPES: Final = frozenset(range(17, 27))
-"""The numbers of float8, and of the types of less than a byte."""
+"""The element types float8, and those of less than a byte."""
 
 
 def name_of(element_type: int) -> str:

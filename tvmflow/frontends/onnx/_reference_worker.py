@@ -145,7 +145,7 @@ class _SplitSession(LoadedReference):
         from tvmflow.frontends.onnx._custom_operators import CustomPiece
 
         values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
-        for place, piece in enumerate(self._split.pieces):
+        for index, piece in enumerate(self._split.pieces):
             if isinstance(piece, CustomPiece):
                 inputs = [values[name] for name in piece.node.input]
                 results: Sequence[Array] = self._references.call(piece.use, piece.node, inputs)
@@ -153,7 +153,7 @@ class _SplitSession(LoadedReference):
             else:
                 feed = {name: array for name in piece.inputs if (array := values[name]) is not None}
                 # a piece is made for the shapes of its inputs
-                key = (place, *(array.shape for array in feed.values()))
+                key = (index, *(array.shape for array in feed.values()))
                 if key not in self._sessions:
                     self._sessions[key] = _open(piece.make_model(feed), self._threads)
                 results, names = self._sessions[key].run(None, feed), piece.outputs

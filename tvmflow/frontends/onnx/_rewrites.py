@@ -313,8 +313,8 @@ _SOFTMAX_OPSET: Final = 13
 def _list_parameters(node: Rewriting, scale: int) -> list[str]:
     """Return the names of all scales and zero points, those of the result at `scale`."""
     starts = range(2, len(node.node.input), 3) if scale == 0 else range(0, scale, 3)
-    places = [place for start in starts for place in (start + 1, start + 2)]
-    return [node.name(position) for position in (scale, scale + 1, *places)]
+    parameters = [start + n for start in starts for n in (1, 2)]
+    return [node.name(position) for position in (scale, scale + 1, *parameters)]
 
 
 def _is_vector(node: Rewriting, position: int) -> bool:
@@ -391,8 +391,7 @@ def rewrite_quantized_softmax(node: Rewriting) -> str | None:
 
 
 def rewrite_quantized_concat(node: Rewriting) -> str:
-    places = itertools.takewhile(node.name, itertools.count(2, 3))
-    values = [_real(node, place) for place in places]
+    values = [_real(node, n) for n in itertools.takewhile(node.name, itertools.count(2, 3))]
     return node.add("Concat", *values, axis=node.attributes["axis"])
 
 

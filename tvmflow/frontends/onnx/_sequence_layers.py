@@ -157,7 +157,8 @@ def _attend(
 ) -> Any:
     """Return attention (batch, steps, heads · width).
 
-    Queries, keys and values have the shape (batch, heads, steps, width). The keys begin with those in `past`, if it is not None. The bias is an addend of scores.
+    Queries, keys and values have the shape (batch, heads, steps, width). The keys begin with those in `past`, if it is
+    not None. The bias is an addend of scores.
 
     Raises:
         DynamicShapeProblem: Sizes that must be the same can differ.

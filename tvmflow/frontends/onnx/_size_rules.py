@@ -315,12 +315,12 @@ def follow_slice(sizes: Sizes, node: NodeProto) -> Any:
     starts, ends, axes, steps = (sizes.operand(node, position) for position in (1, 2, 3, 4))
     if starts is None or ends is None:
         return None
-    places = range(len(starts)) if axes is None else [axis % len(shape) for axis in axes]
+    axes = list(range(len(starts))) if axes is None else [axis % len(shape) for axis in axes]
     steps = [1] * len(starts) if steps is None else steps
-    if are_fixed(*starts, *ends, *(shape[axis] for axis in places)):
+    if are_fixed(*starts, *ends, *(shape[axis] for axis in axes)):
         return None
     begins, stops = [], []
-    for start, end, axis, step in zip(starts, ends, places, steps, strict=True):
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         extent = shape[axis]
         if not isinstance(step, int) or step < 1:
             if step == -1 and isinstance(extent, int):
@@ -338,7 +338,7 @@ def follow_slice(sizes: Sizes, node: NodeProto) -> Any:
         begins.append(begin)
         stops.append(stop)
     return relax.op.strided_slice(
-        data, list(places), _exprs(begins), _exprs(stops), list(steps), assume_inbound=True
+        data, axes, _exprs(begins), _exprs(stops), steps, assume_inbound=True
     )
 
 

@@ -357,7 +357,7 @@ _PACKED_TYPES: Final = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProt
 
 
 class Place(NamedTuple):
-    """The place of the bytes of a tensor in a file."""
+    """The range of a tensor's bytes in a file."""
 
     file: str
     offset: int
@@ -377,7 +377,7 @@ def read_without_large_tensors(path: Path) -> ModelProto:
         try:
             content = _shorten(data, str(path), 0, len(data), "model")
         except NotAModel:
-            # protobuf says what is wrong with it
+            # protobuf explains the problem
             content = data[:]
     return ModelProto.FromString(content)
 

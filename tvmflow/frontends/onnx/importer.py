@@ -373,7 +373,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         body = self.bb.emit(results[0] if len(results) == 1 else relax.Tuple(results))
         block = self.bb._end_block()
         self.bb.end_scope()
-        # in place: others hold it
+        # in place, because it is shared
         self._nodes.clear()
         self._nodes.update(outer)
         return relax.SeqExpr([block], body)

@@ -67,7 +67,7 @@ class Operator(NamedTuple):
     format: Literal["", "fused", "quantized"] = ""
 
 
-# ---------------------------------------------------------------- what TVM 0.27's importer miscomputes
+# ---------------------------------------------------------------- cases that TVM 0.27's importer miscomputes
 
 
 def _has_operand(node: NodeProto, position: int) -> bool:

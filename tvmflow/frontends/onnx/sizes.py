@@ -222,9 +222,9 @@ class Sizes(SizeRanges):
             return relax.const(np.array(elements, dtype).reshape(shape), dtype)
 
         def fill(*sizes: Any) -> Any:
-            def element(*place: Any) -> Any:
+            def element(*indices: Any) -> Any:
                 flat: Any = 0
-                for index, extent in zip(place, shape, strict=True):
+                for index, extent in zip(indices, shape, strict=True):
                     flat = flat * extent + index
                 result = _cast(sizes[-1], dtype)
                 for at in range(len(sizes) - 2, -1, -1):
