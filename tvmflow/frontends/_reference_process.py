@@ -138,8 +138,10 @@ class ReferenceProcess:
             return EnvironmentProblem(f"{name} cannot be imported: {reason}", fix=self._install)
         if _WRONG_OPERAND.search(reason) and (fix := self._suggest_range()):
             return StageError(f"{name} cannot run the model on these inputs: {reason}", fix=fix)
-        fix = f"check that {name} alone can run it, or {_OTHERWISE}"
-        return StageError(f"{name} cannot run the model: {reason}", fix=fix)
+        return StageError(
+            f"{name} cannot run the model: {reason}",
+            fix=f"check that {name} alone can run it, or {_OTHERWISE}",
+        )
 
     def _suggest_range(self) -> str:
         """Return the remedy for an integer that no operator takes; empty if no input has integers."""
