@@ -55,10 +55,9 @@ class _Condition(NamedTuple):
     """A condition `position < end` by which a tile or a vector is cut.
 
     Attributes:
-        term: The condition.
         variables: The variables of the loops within a tile that it depends on, and their lengths.
-        is_whole: Whether it holds for all of them: the tile is whole.
-        tail: How many values or rows are left from the first one of the tile on.
+        is_whole: The condition that the tile is whole.
+        tail: The values or rows that are left from the first one of the tile on.
     """
 
     term: Any
@@ -103,8 +102,7 @@ def _roll(loop: tirx.For) -> tirx.For:
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Set first values of reductions of dynamic lengths before their loops.
 
-    LowerInitBlock does in an iteration: there may be none, and a vector of partial sums reaches not all lanes of a
-    row that is shorter.
+    LowerInitBlock sets them in an iteration: there may be none, and a short row does not reach all lanes.
     """
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
@@ -189,10 +187,7 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
 
 @kernel_pass
 def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute the dynamic lengths of a kernel's own buffers once.
-
-    Each index repeats them otherwise, and TVM simplifies them in each.
-    """
+    """Compute the dynamic lengths of a kernel's own buffers once, which TVM would simplify in each index."""
     loops = find_nodes(function.body, tirx.For)
     loop_vars = {loop.loop_var for loop in loops}
     if not _has_dynamic_loops(loops):
@@ -236,10 +231,7 @@ def _with_local_lengths(body: Any) -> Any:
 
 
 def _bind_divisions(loop: tirx.For) -> tirx.For:
-    """Return a parallel loop that divides its variable by dynamic lengths once.
-
-    Loops of dynamic lengths that are fused have such indices.
-    """
+    """Return a parallel loop, fused of loops of dynamic lengths, that divides its variable by these once."""
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     bound: list[tuple[Any, Any]] = []
@@ -334,10 +326,10 @@ def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
 
 
 def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
-    """Return a loop whose divisions are computed where they are bound to variables, and nowhere else.
+    """Return a loop whose divisions are computed only where they are bound to variables.
 
-    CompactBufferAllocation writes them out in the indices of what it makes smaller, and other passes simplify
-    each index with the values of all variables substituted: they grow without end (apache-tvm 0.27).
+    CompactBufferAllocation writes them out in indices, and other passes simplify each index with the values of all
+    variables substituted: they grow without end (apache-tvm 0.27).
     """
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
     bound: list[tirx.Bind] = []
@@ -653,10 +645,9 @@ def _list_rows(size: int, statements: int) -> list[int]:
 def _with_rows(
     body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
 ) -> Any:
-    """Return the body of a tile with this many rows; rows beyond the end read the last row.
+    """Return the body of a tile with this many rows from `first` on; rows beyond the end read the last.
 
-    `terms` maps the variables of loops over rows to the condition and the number of rows left. `first` is the
-    first row, by default the first of the tile.
+    `terms` maps the variables of loops over rows to the condition and the number of rows left.
     """
 
     def shorten(loop: tirx.For) -> tirx.For:

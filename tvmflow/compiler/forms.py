@@ -69,13 +69,10 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     model = inputs.model
-    names = [var.name for var in ir.list_weights(model.mod["main"])]
     copy_objects_of(model.mod, model.compile_without_weights(), model.target, folder)
-    arrays = {
-        # Lifting may give two weights the same name, and safetensors orders tensors by name.
-        f"{index:04d}.{name}": weight
-        for index, (name, weight) in enumerate(zip(names, model.weights, strict=True))
-    }
+    pairs = zip(ir.list_weights(model.mod["main"]), model.weights, strict=True)
+    # Lifting may give two weights the same name, and safetensors orders tensors by name.
+    arrays = {f"{index:04d}.{var.name}": weight for index, (var, weight) in enumerate(pairs)}
     save_file(arrays, folder / WEIGHTS_FILE)
 
 
@@ -87,11 +84,7 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
-    """Write C files of the same kernels, without threads.
-
-    Raises:
-        StageError: TVM has no C for one of the kernels.
-    """
+    """Write C files of the same kernels, without threads; StageError if TVM has no C for one of them."""
     target = tvm.target.Target({"kind": "c"})
     with tvm.transform.PassContext(config=_NO_VECTORS):
         try:
@@ -152,15 +145,10 @@ def compile_form(
     content_prefix: str = "tf_",
     is_isa_level: bool = False,
 ) -> None:
-    """Write the files of a form (see `targets.form_names`) of a model to a folder.
+    """Write the files of a form (see `targets.form_names`) of a model to an empty folder.
 
-    Args:
-        form: The form.
-        model: The scheduled model.
-        folder: An empty folder.
-        prefix: The prefix of the symbols in a system library.
-        content_prefix: A prefix of symbols that no other content has.
-        is_isa_level: Whether the library has code for other CPUs, too.
+    `prefix` is that of symbols in a system library, `content_prefix` one of symbols that no other content has. With
+    `is_isa_level`, the library has code for other CPUs, too.
     """
     FORMS[form](FormInputs(model, prefix, content_prefix, is_isa_level), folder)
 

@@ -112,16 +112,17 @@ def _promote_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModul
 
 
 _FOR_CPUS: Final = LoweringContext.has_cpu_model
+_WITH_BLOCKS: Final = LoweringContext.has_blocked_layout
+_WITH_DOTS: Final = LoweringContext.has_dot_products
+_PACKED: Final = LoweringContext.packs_matmuls
+
+_BLOCK_QUANTIZED: Final = (BlockQuantizedWeights.NAME,)
 
 GRAPH_PHASES: Final[Phases] = {
     "operators": (
         _rewriting("recurrent", RecurrentRewriter),
         _rewriting("nms", NmsRewriter),
-        _rewriting(
-            "block_quantized",
-            matmuls.BlockQuantizedRewriter,
-            operators=[BlockQuantizedWeights.NAME],
-        ),
+        _rewriting("block_quantized", matmuls.BlockQuantizedRewriter, None, _BLOCK_QUANTIZED),
         LoweringPass("operand_checks", check_operands),
     ),
     "inference form": (
@@ -137,12 +138,11 @@ GRAPH_PHASES: Final[Phases] = {
     "layouts": (
         _rewriting("convert_integer_products", dequantize.IntegerProductRewriter, _FOR_CPUS),
         _rewriting(
-            *("fold_weight_dequantize", WeightDequantizeFolder, _FOR_CPUS),
-            operators=["relax.dequantize"],
+            "fold_weight_dequantize", WeightDequantizeFolder, _FOR_CPUS, ["relax.dequantize"]
         ),
         _rewriting(
-            *("move_dequantize", dequantize.DequantizeMover, LoweringContext.has_dot_products),
-            operators=ir.operators("quantize dequantize"),
+            *("move_dequantize", dequantize.DequantizeMover, _WITH_DOTS),
+            ir.operators("quantize dequantize"),
         ),
         _pass("append_states", append_states, LoweringContext.is_cpu, ["relax.concat"]),
         LoweringPass(
@@ -151,23 +151,19 @@ GRAPH_PHASES: Final[Phases] = {
         ),
         _rewriting("cast_data", Float16Caster, LoweringContext.computes_float16),
         _rewriting(
-            *("group_norm", GroupNormRewriter, LoweringContext.has_blocked_layout),
-            operators=ir.operators("variance nn.group_norm"),
+            "group_norm", GroupNormRewriter, _WITH_BLOCKS, ir.operators("variance nn.group_norm")
         ),
-        LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        LoweringPass("blocked_layout", use_blocked_layouts, _WITH_BLOCKS),
         _rewriting("resize", ResizeRewriter, _FOR_CPUS),
         _rewriting("pooling", PoolRewriter, _FOR_CPUS),
         _rewriting("split_reductions", reductions.ReductionSplitter, _FOR_CPUS),
         _rewriting("scans", reductions.ScanRewriter, _FOR_CPUS),
         _rewriting(
-            *("argreduce", reductions.ArgReduceRewriter, _FOR_CPUS),
-            operators=ir.operators("argmax argmin"),
+            "argreduce", reductions.ArgReduceRewriter, _FOR_CPUS, ir.operators("argmax argmin")
         ),
         _rewriting("scatters", reductions.ScatterRewriter, _FOR_CPUS),
-        _rewriting(
-            "pack_batched_matmuls", matmuls.BatchedMatmulPacker, LoweringContext.packs_matmuls
-        ),
-        _rewriting("pack_matmuls", matmuls.MatmulPacker, LoweringContext.packs_matmuls),
+        _rewriting("pack_batched_matmuls", matmuls.BatchedMatmulPacker, _PACKED),
+        _rewriting("pack_matmuls", matmuls.MatmulPacker, _PACKED),
         _rewriting(
             "channels_last_weights",
             ChannelsLastWeightMover,

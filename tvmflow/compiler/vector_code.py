@@ -292,7 +292,7 @@ def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
 
 
 class _Address(NamedTuple):
-    """A position of a buffer."""
+    """A position of a buffer of accumulators."""
 
     buffer: Any
     number: int
