@@ -16,7 +16,7 @@ from tvmflow.stages.build import TUNED, BuildFacts, KernelCall, find_kernel_node
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
+from tvmflow.stages.quantize import QuantizeFacts, cost_text
 from tvmflow.stages.tune import describe_end
 from tvmflow.stages.verify.verdict import (
     Latency,

@@ -46,7 +46,7 @@ from tvmflow.pages.content import (
 from tvmflow.stages import extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.quantize.facts import QuantizeFacts
+from tvmflow.stages.quantize import QuantizeFacts
 from tvmflow.stages.tune import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import ActionRecord, LocalStore

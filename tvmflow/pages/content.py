@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build, Speedup
 from tvmflow.engine.report import StageReport
-from tvmflow.stages.quantize.facts import QuantizeFacts
+from tvmflow.stages.quantize import QuantizeFacts
 
 
 class Library(NamedTuple):

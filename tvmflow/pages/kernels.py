@@ -27,7 +27,7 @@ from tvmflow.pages.plot import (
     swatch,
     table,
 )
-from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
+from tvmflow.stages.quantize import LayerFacts, QuantizeFacts
 
 _LABELLED: Final = 8
 _SHOWN_NODES: Final = 3

@@ -19,8 +19,8 @@ from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageSettings, StageTraits
 from tvmflow.stages.images import DATA, LABELS, UNKEYED_LABELS, is_table
-from tvmflow.stages.quantize.data import CALIBRATION
-from tvmflow.stages.verify.latency import compare_settings
+from tvmflow.stages.quantize import CALIBRATION
+from tvmflow.stages.verify import compare_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 

@@ -23,7 +23,7 @@ from tvmflow.pages.content import (
     StageEntry,
 )
 from tvmflow.pages.document import render_page
-from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
+from tvmflow.stages.quantize import LayerFacts, QuantizeFacts
 
 EVIL = "<img src=x onerror=alert(1)>\"'&</script>\u202e"
 

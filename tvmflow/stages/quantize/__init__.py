@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from pydantic import Field
 
-from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import names_text, quoted
-from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Array, Json
+from tvmflow.core.codec import without_empty
+from tvmflow.core.formatting import count_text, quoted
+from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.recipe import Recipe
-from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import import_model
-from tvmflow.stages.base import Settings, StageContext, StageSettings, StageTraits, no_files
+from tvmflow.stages.base import (
+    KnownFacts,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    name_some,
+    no_files,
+)
 from tvmflow.stages.images import DATA, LABELS, ImageInput, image_inputs
-from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
-from tvmflow.stages.quantize.facts import describe as describe
-from tvmflow.stages.quantize.facts import explain as explain
 from tvmflow.targets.resolve import ResolvedTarget
 
-if TYPE_CHECKING:
-    from tvmflow.compiler import CpuModel
-    from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import ModelObserver, Signature
-    from tvmflow.stages.quantize.data import DataSource
-    from tvmflow.stages.quantize.emulation import Emulation
-    from tvmflow.stages.quantize.insertion import DataScale, LayerWeights, Quantization, Table
-    from tvmflow.stages.quantize.points import FloatModel, Integers, Layer
-    from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups
-
-    Feed = Mapping[str, Array]
-
 NAME: Final = "quantize"
-_log = logging.getLogger(__name__)
-
-
-def _is_needed(recipe: Recipe) -> bool:
-    return recipe.quantize is not None
-
+CALIBRATION: Final = "calibration"
+"""The role of the calibration data; that of an image is `calibration/<file>`."""
 
 TRAITS: Final = StageTraits(
     version=10,
@@ -58,12 +40,12 @@ TRAITS: Final = StageTraits(
             import_model.NODES,
         )
     },
-    reads=("calibration", DATA, LABELS),
+    reads=(CALIBRATION, DATA, LABELS),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=24 * 3600.0,
     weights=(import_model.PARAMS,),
     added_with=("import",),
-    is_needed=_is_needed,
+    is_needed=lambda recipe: recipe.quantize is not None,
     replaces="import",
 )
 deliveries = no_files
@@ -144,59 +126,146 @@ _VNNI: Final = {"avx512_vnni", "avx_vnni"}
 _PAIRS: Final = "avx2"
 _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 
+
+# ---------------------------------------------------------------- facts
+
+
+class LayerFacts(NamedTuple):
+    """A layer and its outcome.
+
+    Attributes:
+        weight_bits: The bits of its weights; 32 if they stay float.
+        data_bits: The bits of its data; 32 if they stay float.
+        reason: The reason why it stays float; empty otherwise.
+        damage: The relative error of the outputs with only this layer quantized; None if not measured, or NaN.
+        gain: The estimated share of the time of all layers that it saves; None if unknown.
+        weight_error: The relative root mean square error of its int4 weights; None for others.
+    """
+
+    name: str
+    operator: str
+    weight_bits: int
+    data_bits: int
+    reason: str = ""
+    damage: float | None = None
+    gain: float | None = None
+    weight_error: float | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("reason", "damage", "gain", "weight_error"))
+
+
+class QuantizeFacts(NamedTuple):
+    """The facts of a quantized model; the first ones are those of an imported model.
+
+    Attributes:
+        float_bytes: The size of the float weights.
+        samples: The number of calibration samples.
+        error: The largest relative root mean square error of an output.
+        compared: The number of samples that it was measured with, of `verify.data` or the calibration data.
+        float_accuracy: The top-1 accuracy of the float model on `verify.data`; None without labels.
+        accuracy: The accuracy of the quantized model.
+    """
+
+    weights: int = 0
+    weight_bytes: int | None = None
+    operators: Mapping[str, int] = {}
+    nodes: tuple[str, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    bound: tuple[Json, ...] = ()
+    dimensions: tuple[Dimension, ...] = ()
+    float_bytes: int = 0
+    layers: tuple[LayerFacts, ...] = ()
+    samples: int = 0
+    error: float | None = None
+    compared: int = 0
+    float_accuracy: float | None = None
+    accuracy: float | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(
+            self._asdict(),
+            ("bound", "dimensions", "error", "compared", "float_accuracy", "accuracy"),
+        )
+
+
+# This many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
+_SHOWN: Final = 3
+
+
+def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
+    """Return how many layers are quantized, the cost, and which stay float."""
+    integers = [layer for layer in facts.layers if not layer.reason]
+    lines = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
+    if facts.float_accuracy is not None and facts.accuracy is not None:
+        drop = 100 * (facts.float_accuracy - facts.accuracy)
+        lines.append(
+            f"accuracy {facts.accuracy:.2%}, of the float model {facts.float_accuracy:.2%} "
+            f"(drop {drop:.2f} points)"
+        )
+    if facts.error is not None:
+        samples = f" ({count_text(facts.compared, 'sample')})" if facts.compared else ""
+        lines.append(f"error of outputs {facts.error:.2%}{samples}")
+    by_reason: dict[str, list[str]] = {}
+    for layer in facts.layers:
+        if layer.reason:
+            by_reason.setdefault(layer.reason, []).append(layer.name)
+    measured = sorted(
+        (layer for layer in facts.layers if layer.damage), key=lambda layer: -(layer.damage or 0.0)
+    )
+    if measured:
+        shown = ", ".join(f"{layer.name} {layer.damage:.2%}" for layer in measured[:_SHOWN])
+        lines.append(f"largest error of one layer alone: {shown}")
+    lines += [f"float: {name_some(names)} ({reason})" for reason, names in by_reason.items()]
+    return lines
+
+
+def cost_text(facts: QuantizeFacts) -> str:
+    """Return cost and gain of quantization, in one line."""
+    integers = [layer for layer in facts.layers if not layer.reason]
+    layers = f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"
+    reasons = Counter(layer.reason for layer in facts.layers if layer.reason)
+    if reasons:
+        floats = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        layers += f" (float: {floats})"
+    parts = [layers]
+    if facts.weight_bytes and facts.float_bytes:
+        parts.append(f"weights {facts.weight_bytes / facts.float_bytes:.0%} of their size")
+    saved = sum(layer.gain or 0.0 for layer in integers)
+    if saved > 0:
+        parts.append(f"an estimated {saved:.0%} of the layers' time saved")
+    if facts.float_accuracy is not None and facts.accuracy is not None:
+        drop = 100 * (facts.float_accuracy - facts.accuracy)
+        parts.append(f"accuracy drop {drop:.2f} points")
+    if facts.error is not None:
+        parts.append(f"error of outputs {facts.error:.2%}")
+    return ", ".join(parts)
+
+
+def explain(facts: QuantizeFacts) -> list[str]:
+    """Return each layer with its bits and, where it stays float, the reason."""
+    return [
+        f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits"
+        + (f" (error {layer.weight_error:.1%})" if layer.weight_error is not None else "")
+        + f", data {layer.data_bits} bits"
+        + (f", error {layer.damage:.3%}" if layer.damage is not None else "")
+        + (f", saves {layer.gain:.1%}" if layer.gain is not None and not layer.reason else "")
+        + (f"; {layer.reason}" if layer.reason else "")
+        for layer in facts.layers
+    ]
+
+
 # ---------------------------------------------------------------- the stage
 
 
 def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     """Write the quantized model as `import` writes a model, so that later stages see no difference."""
-    from tvmflow.stages.quantize.calibration import Signature
+    from tvmflow.stages.quantize.conversion import convert
 
-    document = json.loads(context.inputs["import/signature.json"].read_text())
-    signature = Signature(document, settings.target)
-    _check_names(signature)
-    start = _list_candidates(settings, _load(context.inputs), signature)
-    zero_points = _find_zero_points(start.model, signature)
-    has_error = bool(zero_points) or any("float" in spec.dtype for spec in signature.outputs)
-    source = _describe_data(settings, signature, context.inputs)
-    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
-    _check_limits(settings, evaluated, has_error)
-    calibration = _load_calibration(settings, source, context.inputs)
-    candidates = _smooth(settings, start, signature, calibration)
-    possible = _quantize(settings, candidates, calibration)
-    quantization, control = _control(
-        settings, candidates, possible, signature, calibration, evaluated, zero_points
-    )
-    model, layers = candidates.model, candidates.layers
-    quantized = _insert(candidates, quantization)
-    facts = import_model.write_model(
-        context.out,
-        quantized.mod,
-        quantized.params,
-        signature={"inputs": signature.inputs, "outputs": signature.outputs},
-        nodes=quantized.nodes,
-        constants=document.get("bound", ()),
-        dimensions=signature.dimensions,
-        more={key: document[key] for key in import_model.OF_STATES if key in document},
-    )
-    skipped, imported = candidates.skipped, facts._asdict()
-    del imported["tensors"]
-    tables = [_describe_table(table, quantization, skipped) for table in candidates.tables]
-    return QuantizeFacts(
-        **imported,
-        float_bytes=sum(array.nbytes for array in model.params.values()),
-        layers=(
-            *tables,
-            *(
-                _describe_layer(index, layer, quantization, skipped, control)
-                for index, layer in enumerate(layers)
-            ),
-        ),
-        samples=len(calibration),
-        error=control.error if has_error else None,
-        compared=control.compared,
-        float_accuracy=control.float_accuracy,
-        accuracy=control.accuracy,
-    )
+    return convert(settings, context)
 
 
 # The prefix of additional inputs and outputs of libraries for calibration.
@@ -211,665 +280,3 @@ def find_name_problem(name: str) -> str:
         f"quantize cannot calibrate a model with an input or output named {quoted(name)}: export the model with a "
         f"name that does not start with '{_RESERVED}'"
     )
-
-
-def _check_names(signature: Signature) -> None:
-    """Check that no input or output has a name that is taken: of some models, only the import knows them."""
-    for spec in (*signature.inputs, *signature.outputs):
-        if problem := find_name_problem(spec.name):
-            raise StageError(problem)
-
-
-def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
-    """Check that limits of the recipe are measurable, before anything is computed."""
-    limited = settings.quantize
-    if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
-        raise StageError(
-            f"quantize.max_accuracy_drop needs labels, and verify.data has no array {quoted(settings.label)}",
-            fix="add labels, or set quantize.max_error",
-        )
-    if limited.max_error is not None and not has_error:
-        raise StageError(
-            "quantize.max_error needs an output of floats, and the model has none",
-            fix="leave it out, or export the model with its scores as a further output",
-        )
-
-
-def _load(files: Mapping[str, Path]) -> FloatModel:
-    """Return the imported model, quantized."""
-    from tvmflow.graph import ir
-    from tvmflow.runtime.weights import read_safetensors
-    from tvmflow.stages.quantize.points import FloatModel, fold_model, multiplies_integers
-
-    mod = ir.load_module(files["import/model.json"])
-    if not ir.is_straight_line(mod):
-        raise StageError(
-            "the model has branches, and which of them calibration data take would decide its ranges",
-            fix="leave `quantize` out, or export the model without conditions",
-        )
-    if multiplies_integers(mod):
-        raise StageError("the model is quantized already", fix="leave `quantize` out")
-    params = read_safetensors(files["import/params.safetensors"])
-    nodes = json.loads(files["import/nodes.json"].read_text())
-    return fold_model(FloatModel(mod, params, nodes))
-
-
-class _Candidates(NamedTuple):
-    """A float model, and the layers and tensors of it that may be quantized.
-
-    Attributes:
-        tables: The tables that it gathers rows from.
-        floats: The weights of layers, by the variable of each; computed ones are not known.
-        ranged: The tensors that are quantized with a range that calibration finds.
-        shared: These, and those that are quantized with them.
-        states: The recurrent layers whose state may be quantized to int8, by their variables, with the tensor that
-            it begins with where calibration data decide; None if it begins within -1 and 1.
-        emulation: The model with parameters that emulate integers; None if each call computes ranges.
-        factors: The divisors of channels of the emulated model's tensors in this one.
-        observer: The model that also returns each observed tensor.
-    """
-
-    model: FloatModel
-    layers: tuple[Layer, ...]
-    tables: tuple[Table, ...]
-    skipped: frozenset[str]
-    floats: Mapping[Any, Array]
-    ranged: Sequence[Any]
-    shared: Sequence[Any]
-    states: Mapping[Any, Any]
-    emulation: Emulation | None
-    factors: Mapping[Any, Array]
-    observer: ModelObserver
-
-    @property
-    def chosen(self) -> list[Layer]:
-        """The layers that are not skipped."""
-        return [layer for layer in self.layers if layer.name not in self.skipped]
-
-
-def _list_candidates(
-    settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
-) -> _Candidates:
-    """Return the layers of a model, and their inputs."""
-    from tvmflow.stages.quantize.calibration import ModelObserver
-    from tvmflow.stages.quantize.emulation import Emulation
-    from tvmflow.stages.quantize.insertion import read_weights
-    from tvmflow.stages.quantize.points import list_joined
-    from tvmflow.stages.quantize.smoothing import list_smoothable
-
-    layers, tables, skipped = _choose_layers(settings, model)
-    floats = read_weights(model, layers)
-    _check_weights(layers, floats)
-    chosen = [layer for layer in layers if layer.name not in skipped]
-    ranged = _list_ranged(settings, model, chosen, floats)
-    tensors = dict.fromkeys(ranged)
-    has_ranges = settings.quantize.activations == "int8"
-    if has_ranges:
-        tensors |= dict.fromkeys(list_smoothable(model, layers))
-    tensors |= dict.fromkeys(
-        layer.data
-        for layer in chosen
-        if layer.var in floats and not layer.is_recurrent
-        if has_ranges or _is_grouped(settings, layer)
-    )
-    states = _list_states(settings, model, [layer for layer in chosen if layer.var in floats])
-    tensors |= dict.fromkeys(start for start in states.values() if start is not None)
-    shared = [*ranged, *list_joined(model, ranged)]
-    emulation = None
-    if emulates and settings.quantize.activations != "dynamic":
-        smoothable = list_smoothable(model, layers) if has_ranges else ()
-        emulation = Emulation(model, layers, floats, shared, list(smoothable))
-    return _Candidates(
-        model=model,
-        layers=layers,
-        tables=tables,
-        skipped=skipped,
-        floats=floats,
-        ranged=ranged,
-        shared=shared,
-        states=states,
-        emulation=emulation,
-        factors={},
-        observer=ModelObserver(model, list(tensors), signature, emulation),
-    )
-
-
-def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None:
-    """Check that weights are finite: others would get an arbitrary integer."""
-    import numpy as np
-
-    for layer in layers:
-        if layer.var in floats and not np.isfinite(floats[layer.var]).all():
-            raise StageError(
-                f"the weights of layer {quoted(layer.name)} have NaN or infinity",
-                fix="replace the model: its training has failed, or its file is damaged",
-            )
-
-
-def _list_ranged(
-    settings: QuantizeSettings,
-    model: FloatModel,
-    layers: Sequence[Layer],
-    floats: Mapping[Any, Array],
-) -> list[Any]:
-    """Return the tensors that are quantized with a range that is found by calibration."""
-    from tvmflow.stages.quantize.points import list_sums
-
-    if settings.quantize.activations != "int8":
-        return []
-    sources = dict.fromkeys(
-        layer.source
-        for layer in layers
-        if layer.var in floats and layer.multiplies_bytes and not _is_grouped(settings, layer)
-    )
-    return [*sources, *list_sums(model, layers, sources)]
-
-
-def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
-    """Return whether the weights of a layer share scales in groups."""
-    return settings.quantize.weights == "int4" and layer.operator == "matmul"
-
-
-# This many batches show which channels are larger than others; ranges are those of all batches.
-_SMOOTHING_BATCHES: Final = 16
-
-
-def _smooth(
-    settings: QuantizeSettings,
-    candidates: _Candidates,
-    signature: Signature,
-    batches: Sequence[Feed],
-) -> _Candidates:
-    """Return the same model with differences between channels moved from data into weights."""
-    from tvmflow.graph.dynamic_shapes import known_sizes
-    from tvmflow.stages.quantize.calibration import collect_sizes
-    from tvmflow.stages.quantize.smoothing import (
-        broadcast,
-        channel_axis,
-        find_factors,
-        list_smoothable,
-        smooth,
-    )
-
-    model = candidates.model
-    smoothable = list_smoothable(model, candidates.layers)
-    if settings.quantize.activations != "int8" or not smoothable:
-        return candidates
-    axes = {var: channel_axis(own[0]) for var, own in smoothable.items()}
-    largest = collect_sizes(candidates.observer, axes, batches[:_SMOOTHING_BATCHES])
-    factors = find_factors(model, smoothable, candidates.floats, largest)
-    if not factors:
-        return candidates
-    smoothed = smooth(model, smoothable, factors)
-    changed = _list_candidates(settings, smoothed, signature, emulates=False)
-    inverses = {
-        var: broadcast(1 / own, len(known_sizes(var)), axes[var]) for var, own in factors.items()
-    }
-    pairs = [
-        *zip(candidates.ranged, changed.ranged, strict=True),
-        *(
-            (ours.data, theirs.data)
-            for ours, theirs in zip(candidates.layers, changed.layers, strict=True)
-        ),
-    ]
-    origins = {theirs: (ours, inverses.get(ours)) for ours, theirs in pairs}
-    # layers alone read divided data
-    starts = zip(candidates.states.values(), changed.states.values(), strict=True)
-    origins |= {theirs: (ours, None) for ours, theirs in starts if theirs is not None}
-    return changed._replace(
-        emulation=candidates.emulation,
-        factors=factors,
-        observer=candidates.observer.follow(origins),
-    )
-
-
-def _choose_layers(
-    settings: QuantizeSettings, model: FloatModel
-) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
-    """Return the layers and the tables of a model, and the names that the recipe skips."""
-    from tvmflow.stages.quantize.insertion import list_tables
-    from tvmflow.stages.quantize.points import list_layers
-
-    patterns = settings.quantize.skip
-    layers, tables = list_layers(model), list_tables(model)
-    names = [*(layer.name for layer in layers), *(table.name for table in tables)]
-    if not layers:
-        raise StageError(
-            "the model has no convolution, matrix product or recurrent layer with constant weights to quantize",
-            fix="leave `quantize` out",
-        )
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise StageError(
-                f"quantize.skip: no layer has a name like {quoted(pattern)}{did_you_mean(pattern, names)}",
-                fix=f"the layers are {names_text(names[:20])}",
-            )
-    skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    # elsewhere no kernel reads rows of quantized values, and tables would be floats again, less exact ones
-    has_kernels = _find_cpu(settings) is not None
-    return layers, tables if has_kernels else (), frozenset(skipped)
-
-
-def _describe_data(
-    settings: QuantizeSettings, signature: Signature, files: Mapping[str, Path]
-) -> DataSource:
-    from tvmflow.stages.quantize.data import CALIBRATION, DataSource
-
-    labels = files.get(LABELS)
-    return DataSource(
-        role=CALIBRATION if settings.own_data else DATA,
-        field="quantize.data" if settings.own_data else "verify.data",
-        inputs=signature.inputs,
-        dimensions=signature.dimensions,
-        images={name: entry.image for name, entry in settings.images.items()},
-        label=settings.label,
-        classes=parse_labels(labels.read_bytes()).names if labels else (),
-    )
-
-
-def _load_calibration(
-    settings: QuantizeSettings, source: DataSource, files: Mapping[str, Path]
-) -> Sequence[Feed]:
-    """Return the batches of the calibration data."""
-    from tvmflow.stages.quantize.data import DEFAULT_SAMPLES, check_finite, limit_samples
-
-    count = settings.quantize.samples
-    data = source.load(files, count, count or DEFAULT_SAMPLES)
-    if data is None:
-        return ()
-    batches = limit_samples(data, count)
-    check_finite(batches, source.field)
-    return batches
-
-
-def _quantize(
-    settings: QuantizeSettings, candidates: _Candidates, batches: Sequence[Feed]
-) -> Quantization:
-    """Return the integers of a model; StageError when a tensor has no range."""
-    from tvmflow.stages.quantize.insertion import Quantization, round_tables, round_weights
-    from tvmflow.stages.quantize.points import Integers, list_joined
-    from tvmflow.stages.quantize.weights import Groups, error_of
-
-    floats, chosen = candidates.floats, candidates.chosen
-    is_dynamic = settings.quantize.activations == "dynamic"
-    known = [layer for layer in chosen if layer.var in floats]
-    products = [layer for layer in known if _is_grouped(settings, layer)]
-    grouped = _round_groups(
-        candidates, products, Groups(size=settings.quantize.group_size), batches
-    )
-    weights: dict[Any, LayerWeights | BlockQuantizedIntegers] = {**grouped}
-    # without quantized data, nothing is added as int16
-    has_pairs = settings.quantize.activations != "none"
-    integers = Integers(settings.integers, weight_bits=settings.weight_bits if has_pairs else 8)
-    for layer in known:
-        if layer.var not in grouped and (not is_dynamic or _multiplies_dynamically(layer)):
-            weights[layer.var] = round_weights(floats[layer.var], layer.axis, integers.weight_bits)
-    data = _find_scales(candidates, batches, integers, settings.quantize.method)
-    data |= {part: data[whole] for part, whole in list_joined(candidates.model, data).items()}
-    return Quantization(
-        integers=integers,
-        weights=weights,
-        data=data,
-        dynamic=is_dynamic,
-        errors={var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()},
-        corrections=_find_corrections(candidates, weights, data, integers, batches),
-        tables=round_tables(
-            candidates.model,
-            [table for table in candidates.tables if table.name not in candidates.skipped],
-        ),
-        states=_list_rounded_states(candidates, batches),
-    )
-
-
-def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
-    """Return the CPU that kernels are scheduled for; None for a target that has no rules for them."""
-    from tvmflow.compiler import CpuModel
-
-    return CpuModel.from_target(settings.target)
-
-
-def _list_states(
-    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
-) -> dict[Any, Any]:
-    """Return the recurrent layers whose state may be quantized to int8, as `_Candidates` has them."""
-    import numpy as np
-
-    from tvmflow.graph import ir
-    from tvmflow.graph.evaluation import evaluate_weight
-    from tvmflow.stages.quantize.points import (
-        LARGEST_STATE,
-        find_initial_state,
-        has_bounded_state,
-    )
-
-    cpu = _find_cpu(settings)
-    if settings.quantize.activations == "none" or cpu is None or not cpu.multiplies_bytes:
-        return {}
-    flow, known, inputs = ir.DataFlow(model.main), model.known, set(model.main.params)
-    states: dict[Any, Any] = {}
-    for layer in layers:
-        call = flow.values[layer.var]
-        if not layer.is_recurrent or not has_bounded_state(call):
-            continue
-        start = find_initial_state(call, flow)
-        if start is None:
-            states[layer.var] = None
-        elif flow.is_weight(start):
-            values = evaluate_weight(start, flow, known)
-            if values is not None and np.abs(values).max(initial=0) <= LARGEST_STATE:
-                states[layer.var] = None
-        elif start in inputs or ir.shape_of(start) is not None:
-            states[layer.var] = start
-    return states
-
-
-def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the variables of recurrent layers with int8 states: those that stay between -1 and 1."""
-    from tvmflow.stages.quantize.calibration import collect_sizes
-    from tvmflow.stages.quantize.points import LARGEST_STATE
-
-    starts = {start: 0 for start in candidates.states.values() if start is not None}
-    sizes = collect_sizes(candidates.observer, starts, batches)
-    return frozenset(
-        var
-        for var, start in candidates.states.items()
-        if start is None or (start in sizes and sizes[start].max(initial=0) <= LARGEST_STATE)
-    )
-
-
-# This many batches determine the means of channels.
-_MEAN_BATCHES: Final = 64
-# This many of the evaluated batches decide whether corrected means are better, and the error where no
-# limit and no label asks for all of them.
-_COMPARED_BATCHES: Final = 64
-
-
-def _find_corrections(
-    candidates: _Candidates,
-    weights: Mapping[Any, LayerWeights | BlockQuantizedIntegers],
-    data: Mapping[Any, DataScale],
-    integers: Integers,
-    batches: Sequence[Feed],
-) -> dict[Any, Array]:
-    """Return the correction of each layer's mean error, by the variable of the layer."""
-    from tvmflow.graph import ir
-    from tvmflow.stages.quantize.bias_correction import find_correction
-    from tvmflow.stages.quantize.calibration import collect_means
-    from tvmflow.stages.quantize.insertion import LayerWeights
-    from tvmflow.stages.quantize.smoothing import channel_axis
-
-    rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
-    layers = [
-        layer
-        for layer in candidates.layers
-        if layer.var in rounded and layer.source in data
-        if ir.shape_of(layer.var) and ir.shape_of(layer.data)
-    ]
-    scales = {(layer.data, channel_axis(layer)): data[layer.source] for layer in layers}
-    means = collect_means(candidates.observer, scales, integers, batches[:_MEAN_BATCHES])
-    flow = ir.DataFlow(candidates.model.main)
-    return {
-        layer.var: find_correction(
-            layer,
-            flow.values[layer.var],
-            candidates.floats[layer.var],
-            rounded[layer.var],
-            means[layer.data, channel_axis(layer)],
-        )
-        for layer in layers
-    }
-
-
-def _multiplies_dynamically(layer: Layer) -> bool:
-    """Return whether a layer needs no calibration, because each call computes its range (dynamic)."""
-    return layer.is_recurrent or (layer.operator == "matmul" and layer.multiplies_bytes)
-
-
-def _round_groups(
-    candidates: _Candidates, layers: Sequence[Layer], groups: Groups, batches: Sequence[Feed]
-) -> dict[Any, BlockQuantizedIntegers]:
-    """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
-    from tvmflow.stages.quantize.calibration import collect_products
-    from tvmflow.stages.quantize.weights import round_groups
-
-    sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
-    products = collect_products(candidates.observer, list(sources), batches, groups.size)
-    return {
-        layer.var: round_groups(candidates.floats[layer.var].T, groups, products.get(layer.data))
-        for layer in layers
-    }
-
-
-def _find_scales(
-    candidates: _Candidates, batches: Sequence[Feed], integers: Any, method: Any
-) -> dict[Any, DataScale]:
-    """Return the scale of each tensor that needs one, by its values on calibration data."""
-    from tvmflow.stages.quantize.calibration import collect_histograms
-    from tvmflow.stages.quantize.insertion import DataScale
-    from tvmflow.stages.quantize.ranges import choose_range, scale_of
-
-    scales = {}
-    histograms = collect_histograms(candidates.observer, candidates.ranged, batches)
-    for var, histogram in histograms.items():
-        if histogram.not_finite:
-            raise StageError(
-                f"the float model computes NaN or infinity on calibration data (tensor {var.name})",
-                fix="check the data: are they what the model was trained with?",
-            )
-        low, high = choose_range(histogram, method, integers.dtype)
-        scales[var] = DataScale(*scale_of(low, high, integers.dtype))
-    return scales
-
-
-class Control(NamedTuple):
-    """The cost of quantization, see `QuantizeFacts`, and the cost of each layer."""
-
-    error: float | None = None
-    compared: int = 0
-    float_accuracy: float | None = None
-    accuracy: float | None = None
-    damage: Mapping[int, float] = {}
-    reasons: Mapping[int, str] = {}
-    gains: Mapping[int, float] = {}
-
-
-def _control(
-    settings: QuantizeSettings,
-    candidates: _Candidates,
-    possible: Quantization,
-    signature: Signature,
-    calibration: Sequence[Feed],
-    evaluated: Samples | None,
-    zero_points: Mapping[str, float],
-) -> tuple[Quantization, Control]:
-    """Choose the layers by their cost on `verify.data`, or on the calibration data.
-
-    The cost of each layer alone is measured where all of them together are not within the limits.
-    """
-    from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import EmulatedChoices, SwitchedModel
-    from tvmflow.stages.quantize.control import (
-        Comparison,
-        Cost,
-        Evaluation,
-        Limits,
-        Switched,
-        choose_layers,
-        find_reasons,
-    )
-    from tvmflow.stages.quantize.insertion import keep_layers
-
-    model, layers = candidates.model, candidates.layers
-    batches = cast("Sequence[dict[str, Array]]", calibration)
-    data = evaluated or Samples(batches, len(batches), None, 0)
-    limits = Limits(settings.quantize.max_accuracy_drop, settings.quantize.max_error)
-    if not len(data.batches):
-        return possible, Control()
-    switched: Switched
-    if candidates.emulation is None:
-        switched = SwitchedModel(model, layers, possible, signature, candidates.observer.run)
-    else:
-
-        def choose(chosen: Collection[int]) -> Callable[[Feed], Mapping[str, Array]]:
-            kept = keep_layers(model, layers, possible, chosen)
-            return _compute(candidates, kept, signature)
-
-        switched = EmulatedChoices(choose, candidates.observer.run)
-    evaluation = Evaluation(switched, data, signature.outputs[0].name, zero_points)
-
-    is_limited = limits.error is not None or evaluation.accuracy is not None
-    compared = len(data.batches) if is_limited else min(_COMPARED_BATCHES, len(data.batches))
-
-    def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
-        quantization = keep_layers(model, layers, possible, chosen)
-        ways = [(quantization, Comparison(_compute(candidates, quantization, signature)))]
-        if quantization.corrections:
-            plain = replace(quantization, corrections={})
-            ways.append((plain, Comparison(_compute(candidates, plain, signature))))
-            # some of the samples decide which one is better
-            errors = [evaluation.compare_more(own, _COMPARED_BATCHES).error for _, own in ways]
-            _log.debug("error %.4f with corrected means, %.4f without", *errors)
-            if errors[0] >= errors[1]:
-                ways.reverse()
-        costs = []
-        for way, comparison in ways:
-            costs.append((way, evaluation.compare_more(comparison, compared)))
-            if limits.hold(costs[-1][1]):
-                return costs[-1]
-        return costs[0]
-
-    names = {
-        index: layer.name for index, layer in enumerate(layers) if layer.var in possible.weights
-    }
-    gains = _estimate_gains(settings, model, layers, possible.states)
-    reasons: Mapping[int, str] = find_reasons(names, gains)
-    damage: Mapping[int, float] = {}
-    chosen = tuple(index for index in names if index not in reasons)
-    quantization, cost = evaluate(chosen)
-    if possible.tables and not limits.hold(cost):
-        # they save memory and no time: they go back to float before any layer does
-        possible = replace(possible, tables={})
-        quantization, cost = evaluate(chosen)
-    wanted, tries = limits, 0
-    while not limits.hold(cost):
-        if tries == _TRIES:
-            raise StageError(
-                f"the limits cannot be held: the best choice of layers costs {cost.describe(limits)}",
-                fix="allow more, provide more and other calibration data, or leave `quantize` out",
-            )
-        tries += 1
-        choice = choose_layers(evaluation, names, wanted, gains)
-        reasons, damage = choice.reasons, choice.damage
-        if choice.chosen != chosen:
-            chosen = choice.chosen
-            quantization, cost = evaluate(chosen)
-        # operators that share a tensor with a layer read integers too, which costs more than the layer alone
-        wanted = wanted.tighten(choice.cost, cost)
-    before = evaluation.accuracy
-    after = None if before is None or cost.drop is None else before - cost.drop / 100
-    return quantization, Control(
-        error=cost.error,
-        compared=data.count_samples(compared) or 0,
-        float_accuracy=before,
-        accuracy=after,
-        damage=damage,
-        reasons=reasons,
-        gains=gains,
-    )
-
-
-def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
-    """Return the integer that stands for 0, by the names of the outputs that are quantized."""
-    from tvmflow.graph import ir
-    from tvmflow.graph.evaluation import evaluate_weight
-
-    flow, known = ir.DataFlow(model.main), model.known
-    zero_points = {}
-    for spec, var in zip(signature.outputs, ir.list_outputs(model.main), strict=True):
-        call = ir.as_call(flow.values.get(var), "relax.quantize")
-        zero = None if call is None else evaluate_weight(call.args[2], flow, known)
-        if zero is not None and zero.size == 1:
-            zero_points[spec.name] = float(zero.reshape(-1)[0])
-    return zero_points
-
-
-def _compute(
-    candidates: _Candidates, quantization: Quantization, signature: Signature
-) -> Callable[[Feed], Mapping[str, Array]]:
-    """Return a function for the outputs of a quantized model: the library of the float model, if it can."""
-    layers, emulation = candidates.layers, candidates.emulation
-    if emulation is None:
-        return signature.compile(_insert(candidates, quantization)).run
-    params = emulation.find_weights(layers, candidates.shared, quantization, candidates.factors)
-    params |= {name: table.to_float() for name, table in quantization.tables.items()}
-    return candidates.observer.emulate(params)
-
-
-def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
-    """Return the model whose layers and lookups read integers."""
-    from tvmflow.stages.quantize.insertion import insert, insert_tables
-
-    model = insert(candidates.model, candidates.layers, quantization)
-    return insert_tables(model, quantization.tables)
-
-
-def _estimate_gains(
-    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer], states: Collection[Any]
-) -> dict[int, float]:
-    """Return the estimated share of a layer's time that int8 saves on the target, by layer."""
-    from tvmflow.graph import ir
-    from tvmflow.stages.quantize.gains import estimate_gains
-
-    cpu = _find_cpu(settings)
-    if cpu is None or settings.quantize.activations != "int8":
-        return {}
-    return dict(enumerate(estimate_gains(layers, ir.DataFlow(model.main), cpu, states)))
-
-
-# How often layers are chosen with tighter limits, where the library costs more than its emulation.
-_TRIES: Final = 3
-
-
-def _describe_layer(
-    index: int, layer: Layer, quantization: Quantization, skipped: frozenset[str], control: Control
-) -> LayerFacts:
-    is_integer = layer.var in quantization.weights
-    reason = control.reasons.get(index, "")
-    own = quantization.weights.get(layer.var)
-    if not is_integer and not reason:
-        reason = _find_reason(layer, quantization, skipped)
-    return LayerFacts(
-        name=layer.name,
-        operator=layer.operator,
-        weight_bits=own.bits if own is not None else 32,
-        data_bits=8 if quantization.has_integer_data(layer) else 32,
-        reason=reason,
-        gain=control.gains.get(index),
-        damage=control.damage.get(index) if math.isfinite(control.damage.get(index, 0)) else None,
-        weight_error=quantization.errors.get(layer.var),
-    )
-
-
-def _describe_table(
-    table: Table, quantization: Quantization, skipped: frozenset[str]
-) -> LayerFacts:
-    from tvmflow.stages.quantize.control import TOO_HARMFUL
-
-    own = quantization.tables.get(table.weights)
-    reason = "quantize.skip" if table.name in skipped else TOO_HARMFUL
-    return LayerFacts(
-        name=table.name,
-        operator="take",
-        weight_bits=32 if own is None else own.bits,
-        data_bits=32,
-        reason=reason if own is None else "",
-    )
-
-
-def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[str]) -> str:
-    """Return why a layer was not chosen, whatever it costs."""
-    if layer.name in skipped:
-        return "quantize.skip"
-    if quantization.dynamic and not _multiplies_dynamically(layer):
-        return "no matrix product whose range a call computes"
-    return "its weights are computed"

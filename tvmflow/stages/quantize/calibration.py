@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,8 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import NoSize, known_sizes, size_text, sizes_of
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.module import Module
-from tvmflow.stages.quantize.bias_correction import ChannelSums, Means
+from tvmflow.stages.base import describe_signature
+from tvmflow.stages.quantize.channels import ChannelSums, Means
 from tvmflow.stages.quantize.emulation import Emulation
 from tvmflow.stages.quantize.insertion import SWITCHES, DataScale, Quantization, insert
 from tvmflow.stages.quantize.points import FloatModel, Integers, Layer
@@ -53,9 +54,8 @@ class Targets(NamedTuple):
     """The targets of libraries that calibrate.
 
     Attributes:
-        kernels: The machine that kernels are written for: it decides in what order they add up, and so which values
-            they give.
-        code: The CPU whose instructions they become, and how much LLVM optimizes them.
+        kernels: The machine that decides the order of accumulation, and so the values.
+        code: The CPU whose instructions are used, and how much LLVM optimizes them.
     """
 
     kernels: Mapping[str, Json]
@@ -63,13 +63,10 @@ class Targets(NamedTuple):
 
 
 def find_targets(built: Mapping[str, Json]) -> Targets:
-    """Return the targets of libraries that calibrate: the same on all machines, but for the code.
+    """Return the targets of libraries that calibrate, with the same kernels on all machines.
 
-    Kernels for the CPU at hand would add up in another order on each, and ranges would differ. For a target with
-    AVX-512 they have its vectors; AVX2 computes the halves, to the same bits.
-
-    Args:
-        built: TVM's mapping of the target that the model is quantized for.
+    Kernels for the local CPU would accumulate in another order on each machine, and ranges would differ. For a target
+    with AVX-512 (TVM's mapping `built`) they have its vectors; AVX2 computes the halves, to the same bits.
     """
     host = read_host()
     plain: dict[str, Json] = {"kind": "llvm", "mtriple": host.triple}
@@ -102,24 +99,18 @@ class Signature:
         outputs: Sequence[TensorSpec] = (),
     ) -> Module:
         """Compile a model of this signature and more inputs and outputs; StageError if no C library can."""
-        return CompiledModel(model, self._describe(inputs, outputs), self._targets).module
+        return self.compile_for_weights(model, outputs, inputs).module
 
     def compile_for_weights(
-        self, model: FloatModel, outputs: Sequence[TensorSpec]
+        self,
+        model: FloatModel,
+        outputs: Sequence[TensorSpec],
+        inputs: Sequence[TensorSpec] = (),
     ) -> CompiledModel:
         """Compile a model for any weights; arguments and errors as of `compile`."""
-        return CompiledModel(model, self._describe((), outputs), self._targets)
-
-    def _describe(
-        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-    ) -> dict[str, Json]:
-        signature: dict[str, Json] = {
-            "inputs": [spec.to_json() for spec in (*self.inputs, *inputs)],
-            "outputs": [spec.to_json() for spec in (*self.outputs, *outputs)],
-        }
-        if self.dimensions:
-            signature["dimensions"] = [entry.to_json() for entry in self.dimensions]
-        return signature
+        all_inputs, all_outputs = (*self.inputs, *inputs), (*self.outputs, *outputs)
+        signature = describe_signature(all_inputs, all_outputs, self.dimensions)
+        return CompiledModel(model, signature, self._targets)
 
 
 class CompiledModel:
@@ -161,7 +152,7 @@ class CompiledModel:
 
 
 class ModelObserver:
-    """A float model that also returns inner tensors, compiled once for all that is asked of them.
+    """A float model that also returns inner tensors, compiled once.
 
     Large tensors are observed in groups, each by a library of its own; one library is kept.
 
@@ -189,9 +180,8 @@ class ModelObserver:
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelObserver:
         """Return the same library for a model with the same outputs.
 
-        Args:
-            origins: For each tensor of that model the one of this model that it is a product of, and the factors;
-                None for the same one.
+        `origins` has for each tensor of that model the tensor of this one that it is a product of, and the factors or
+        None.
         """
         following = copy(self)
         following._origins = dict(origins)
@@ -307,9 +297,9 @@ def collect_means(
     integers: Integers,
     batches: Sequence[Feed],
 ) -> dict[tuple[Any, int], Means]:
-    """Return the means of the channels of tensors, by each and the axis of its channels.
+    """Return the means of the channels of tensors, by each tensor and the axis of its channels.
 
-    Of large channels a part of the values is added up, evenly spread over each.
+    Of large channels, an even part of the values is accumulated.
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
     numbers = dict.fromkeys((var for var, _ in scales), 0)
@@ -370,38 +360,11 @@ def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
     return model._replace(mod=relax.transform.DeadCodeElimination(["main"])(mod), nodes=())
 
 
-class EmulatedChoices:
-    """A float model whose layers can each be quantized, by exchanged weights.
-
-    Args:
-        compute: Returns a function for the outputs with some layers, by index, of integers.
-        run_float: Computes the outputs of the float model.
-    """
-
-    def __init__(
-        self,
-        compute: Callable[[Collection[int]], Callable[[Feed], Mapping[str, Array]]],
-        run_float: Callable[[Feed], Mapping[str, Array]],
-    ) -> None:
-        self._compute, self._run_float = compute, run_float
-        self._last: tuple[tuple[int, ...], Callable[[Feed], Mapping[str, Array]]] | None = None
-
-    def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
-        """Return the outputs where some layers are quantized."""
-        if not chosen:
-            return self._run_float(feed)
-        places = tuple(chosen)
-        if self._last is None or self._last[0] != places:
-            self._last = None
-            self._last = places, self._compute(places)
-        return self._last[1](feed)
-
-
 class SwitchedModel:
-    """A model as `EmulatedChoices`, where each call computes the ranges of integers.
+    """A model with each layer in float and in int8, where each call computes the ranges of integers.
 
-    Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits
-    on every machine of an architecture. The library for both is compiled when layers are first chosen.
+    Floats emulate the integers. Only the order of accumulation differs from the quantized library, and the bits are
+    the same on every machine of an architecture. The model is compiled when layers are first chosen.
     """
 
     def __init__(
@@ -410,20 +373,18 @@ class SwitchedModel:
         layers: Sequence[Layer],
         quantization: Quantization,
         signature: Signature,
-        run_float: Callable[[Feed], dict[str, Array]],
     ) -> None:
-        self._model, self._layers, self._quantization = model, tuple(layers), quantization
-        self._signature, self._run_float = signature, run_float
-        self._module: Module | None = None
+        self._model, self._layers, self._quantization = model, layers, quantization
+        self._signature = signature
 
-    def run(self, feed: Feed, chosen: Collection[int]) -> dict[str, Array]:
-        """Return the outputs where some layers, by index, are quantized."""
-        if not chosen:
-            return self._run_float(feed)
-        if self._module is None:
-            both = insert(self._model, self._layers, self._quantization, with_switches=True)
-            switches = TensorSpec(SWITCHES, (len(self._layers),), "float32")
-            self._module = self._signature.compile(both, inputs=[switches])
-        choice = np.zeros(len(self._layers), np.float32)
-        choice[list(chosen)] = 1
-        return self._module.run({**feed, SWITCHES: choice})
+    @cached_property
+    def _module(self) -> Module:
+        both = insert(self._model, self._layers, self._quantization, with_switches=True)
+        switches = TensorSpec(SWITCHES, (len(self._layers),), "float32")
+        return self._signature.compile(both, inputs=[switches])
+
+    def choose(self, chosen: Collection[int]) -> Callable[[Feed], dict[str, Array]]:
+        """Return a function for the outputs where some layers, by index, are quantized."""
+        switches = np.zeros(len(self._layers), np.float32)
+        switches[list(chosen)] = 1
+        return lambda feed: self._module.run({**feed, SWITCHES: switches})

@@ -1,7 +1,7 @@
-"""Chooses the layers that are quantized: what each one costs, and what a recipe allows.
+"""Choose the layers to quantize: their cost on samples, the recipe's limits, and their estimated gain.
 
-Everything is decided by outputs that are the same bits on every machine of an architecture, and by
-sums in a fixed order, so the choice is the same wherever it is made.
+Decisions depend on outputs with the same bits on every machine of an architecture, and on accumulation in a fixed
+order. So the choice is the same wherever it is made. For the same reason, gains are estimated and not measured.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tvmflow.compiler import CpuModel
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Array
+from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import known_sizes
+from tvmflow.graph.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.runtime.samples import Samples, compare_labels, join_outputs
+from tvmflow.stages.quantize.points import Layer
 from tvmflow.stages.quantize.ranges import sum_in_order
 
 _log = logging.getLogger(__name__)
 
-Feed = Mapping[str, Array]
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Computes the outputs of a model for a batch."""
 
 # The error of a single layer is measured on this many batches, because it is similar on most batches.
 _ALONE_BATCHES: Final = 16
@@ -43,20 +49,12 @@ NOT_FASTER: Final = "not faster with integers on the target"
 """Why a layer stays float that would not make the library faster."""
 
 
-class Switched(Protocol):
-    """A model whose layers can each be computed in float or in int8."""
-
-    def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
-        """Return the outputs where some layers, by index, are quantized."""
-        ...
-
-
 class Limits(NamedTuple):
     """Limits on the loss of accuracy; None if the recipe has none.
 
     Attributes:
         accuracy_drop: Percentage points of top-1 accuracy.
-        error: The largest root mean square of the error of an output, relative to that of the output.
+        error: The largest relative root mean square error of an output.
     """
 
     accuracy_drop: float | None = None
@@ -81,8 +79,7 @@ class Cost(NamedTuple):
     """The cost of quantization.
 
     Attributes:
-        error: The largest root mean square of the error of an output, relative to that of the output; infinite
-            if an output is NaN.
+        error: The largest relative root mean square error of an output; infinite if an output is NaN.
         drop: Percentage points of top-1 accuracy; None without labels.
     """
 
@@ -102,12 +99,11 @@ class Cost(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The layers that are quantized.
+    """The layers that are quantized, by index.
 
     Attributes:
-        chosen: Their positions.
         damage: The error of the outputs with only this layer quantized; infinite if an output is NaN.
-        reasons: Why layers stay float, by index.
+        reasons: The reasons why layers stay float.
         cost: The cost of all chosen layers together.
         everything: The cost of all candidate layers.
         evaluations: The number of evaluated choices, each on as many samples as a decision needed.
@@ -125,12 +121,12 @@ class Comparison:
     """An alternative model, and its errors on the batches so far.
 
     Attributes:
-        batches: How many batches were compared.
-        squares: Output name -> for each batch, the sums of squares of its errors and of its values.
-        kept: The scores of classes of each batch, where there are labels.
+        batches: The number of compared batches.
+        squares: For each output and batch, the sums of squares of its errors and of its values.
+        kept: The scores of classes of each batch, if there are labels.
     """
 
-    def __init__(self, run: Callable[[Feed], Mapping[str, Array]]) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
         self.batches = 0
         self.squares: dict[str, list[tuple[float, float]]] = {}
@@ -141,19 +137,22 @@ class Evaluation:
     """Compares choices of layers with the float model on samples.
 
     Args:
-        data: The samples; of several sizes they have no labels.
-        output: The name of the output that has scores of classes.
-        zero_points: The integer that stands for 0, by the names of outputs that are quantized.
+        run_float: Computes the outputs of the float model.
+        choose: Returns a function for the outputs with some layers, by index, quantized.
+        data: The samples, without labels if they have several sizes.
+        output: The output with the scores of classes.
+        zero_points: The integer that stands for 0, by the names of quantized outputs.
     """
 
     def __init__(
         self,
-        switched: Switched,
+        run_float: Run,
+        choose: Callable[[Collection[int]], Run],
         data: Samples,
         output: str,
         zero_points: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._switched = switched
+        self._run_float, self._choose = run_float, choose
         self._zero_points = zero_points
         self._data = data
         self._output = output
@@ -169,32 +168,23 @@ class Evaluation:
     def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
         """Return the cost of layers, by index, from only the samples that decide about the limits."""
         self.count += 1
-        comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
-        return self.compare_more(comparison, limits=limits)
+        run = self._choose(chosen) if chosen else self._run_float
+        return self.compare_more(Comparison(run), limits=limits)
 
     def measure_alone(self, index: int) -> Cost:
         """Return the error with only one layer quantized, from the first batches; accuracy needs all batches."""
         if index not in self._alone:
-            cost = self.compare(lambda feed: self._switched.run(feed, [index]), _ALONE_BATCHES)
-            self._alone[index] = Cost(cost.error)
+            comparison = Comparison(self._choose([index]))
+            self._alone[index] = Cost(self.compare_more(comparison, _ALONE_BATCHES).error)
         return self._alone[index]
-
-    def compare(
-        self, run: Callable[[Feed], Mapping[str, Array]], batches: int | None = None
-    ) -> Cost:
-        """Return what another way to compute the outputs costs on the first batches, or all.
-
-        There is no accuracy unless they are all.
-        """
-        return self.compare_more(Comparison(run), batches)
 
     def compare_more(
         self, comparison: Comparison, batches: int | None = None, limits: Limits | None = None
     ) -> Cost:
-        """Return the cost of a comparison, which goes on with the batches that it lacks.
+        """Return the cost of a comparison, which continues with further batches.
 
         It stops as soon as it is clear whether the limits are satisfied. The drop in accuracy is then that of the
-        samples that were compared. Only all samples show that it is allowed.
+        compared samples; only all samples show that it is allowed.
         """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
@@ -253,7 +243,7 @@ class Evaluation:
     def _read_exact(self, index: int) -> Mapping[str, Array]:
         if index in self._exact:
             return self._exact[index]
-        outputs = self._switched.run(self._data.batches[index], ())
+        outputs = self._run_float(self._data.batches[index])
         size = sum(array.nbytes for array in outputs.values())
         if self._kept_bytes + size <= _KEPT_BYTES:
             self._kept_bytes += size
@@ -276,21 +266,20 @@ def choose_layers(
     limits: Limits,
     gains: Mapping[int, float] = MappingProxyType({}),
 ) -> Choice:
-    """Return as many layers as the limits allow, and what each costs.
+    """Return as many layers as the limits allow, and the cost of each; StageError if that is none.
 
     Layers go back to float in the order of their damage. Bisection finds their number, because more quantized layers
     cost more. Then layers that went back are tried again, one by one. A layer that saves nothing, by its share of
     the library's time in `gains`, stays float.
-
-    Raises:
-        StageError: when the limits allow no layer.
     """
     damage = {index: evaluation.measure_alone(index).error for index in names}
     reasons = find_reasons(names, gains)
     useful = [index for index in names if index not in reasons]
     everything = evaluation.measure(useful, limits)
     _log.debug("all %s: %s", count_text(len(useful), "layer"), _describe(everything))
-    order = sorted(useful, key=lambda index: (-_weigh(damage[index], gains.get(index)), index))
+    # errors add up as squares, and times linearly
+    weights = {i: damage[i] * damage[i] / (gains.get(i) or 1.0) for i in useful}
+    order = sorted(useful, key=lambda index: (-weights[index], index))
     back, cost = _put_back(evaluation, order, everything, limits)
     chosen = [index for index in useful if index not in back]
     if back and not chosen:
@@ -319,10 +308,7 @@ def find_reasons(indices: Collection[int], gains: Mapping[int, float]) -> dict[i
 def _put_back(
     evaluation: Evaluation, order: Sequence[int], everything: Cost, limits: Limits
 ) -> tuple[list[int], Cost]:
-    """Return the layers that must stay float, and the cost with all others quantized.
-
-    Layers in `order` are sorted by their error, largest first.
-    """
+    """Return the layers of `order` (largest error first) that must stay float, and the cost of the others."""
     if limits.hold(everything):
         return [], everything
     # bisection: `few` float layers do not satisfy the limits, `enough` do
@@ -347,22 +333,15 @@ def _put_back(
     return back, cost
 
 
-def _weigh(damage: float, gain: float | None) -> float:
-    """Return the order in which layers go back to float: errors add up as squares, and times linearly."""
-    return damage * damage / gain if gain else damage * damage
-
-
 def _list_squares(comparison: Comparison) -> list[Array]:
     """Return the sums of squares of each output: a row of its errors, and one of itself."""
     return [np.array(own).T for own in comparison.squares.values()]
 
 
 def _find_side(values: Array, left: float) -> int:
-    """Return the sign of the mean of some samples; 0 if it is not significant.
+    """Return the sign of the mean of samples; 0 if it is not significant.
 
-    Args:
-        values: The samples.
-        left: The share of the population that is not among the samples.
+    `left` is the share of the population that is not among the samples.
     """
     total = sum_in_order(values)
     if not math.isfinite(total):
@@ -387,3 +366,100 @@ def _sum_squares(values: Array) -> float:
 def _describe(cost: Cost) -> str:
     drop = "" if cost.drop is None else f", {cost.drop:.2f} points of accuracy lost"
     return f"error of outputs {cost.error:.2%}{drop}"
+
+
+# ---------------------------------------------------------------- estimated gains
+
+# How much faster int8 products are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
+# V1 (matrices), Neoverse N1 (dot products of four) and Cortex-A72 (of two), and measured with AVX2 (weights of
+# 7 bits).
+_MATRICES: Final = 6.0
+_QUADS: Final = 3.6
+_PAIRS: Final = 1.9
+_NARROW: Final = 1.7
+_DEPTHWISE: Final = 1.5
+# That of float32 products with recurrent weights of int8, which become floats in registers.
+_CONVERTED: Final = 0.8
+_NARROW_DEPTHWISE: Final = 0.7
+# How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
+_WINOGRAD: Final = {1: 1.8, 2: 1.3}
+"""By the stride; with 2, where that algorithm has it."""
+_WINOGRAD_KERNEL: Final = (3, 3)
+_WINOGRAD_CHANNELS: Final = 16
+# Two SIMD pipelines multiply, at this share of their peak.
+_UTILIZATION: Final = 0.7
+_PIPELINES: Final = 2
+# Bytes that a core reads from memory in a cycle where weights do not stay in its cache.
+_BYTES_PER_CYCLE: Final = 4.0
+_FLOAT_BYTES: Final = 4
+
+
+def estimate_gains(
+    layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel, states: Collection[Any] = ()
+) -> list[float]:
+    """Return the share of all layers' time that each layer saves in int8; negative if int8 is slower.
+
+    `states` are the variables of recurrent layers with a rounded state.
+    """
+    pairs = [_estimate(layer, flow, cpu, layer.var in states) for layer in layers]
+    total = sum(exact for exact, _ in pairs)
+    return [(exact - rounded) / total for exact, rounded in pairs]
+
+
+def _estimate(
+    layer: Layer, flow: ir.DataFlow, cpu: CpuModel, is_rounded: bool
+) -> tuple[float, float]:
+    """Return the cycles of a layer in float32 and in int8."""
+    call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
+    size, steps = math.prod(weights), 1
+    # dynamic shapes are those of all layers, about
+    if layer.is_recurrent:
+        # each step reads all weights
+        sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
+        steps, batch = (extent if isinstance(extent, int) else 1 for extent in sizes)
+        if Recurrent.read(call).is_batch_first:
+            steps, batch = batch, steps
+        products = batch * size
+        speedups = (1.0, _multiply_speedup(cpu) if is_rounded else _CONVERTED)
+    else:
+        results = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int))
+        products = results * (size // weights[layer.axis])
+        if layer.is_transposed:
+            # each result meets one tap of each stride
+            products //= math.prod(map(int, call.attrs.strides))
+        speedups = (_winograd_speedup(layer, weights, flow, cpu), _speedup(layer, cpu))
+    cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
+    exact, rounded = (
+        # weights that do not stay in the cache are read from memory
+        steps
+        * max(cycles / speedup, read / _BYTES_PER_CYCLE if read > cpu.cached_weight_bytes else 0.0)
+        for speedup, read in zip(speedups, (size * _FLOAT_BYTES, size), strict=True)
+    )
+    return exact, rounded
+
+
+def _speedup(layer: Layer, cpu: CpuModel) -> float:
+    if not layer.multiplies_bytes:
+        return 1.0
+    if layer.operator.startswith("depthwise"):
+        # AVX2 needs more instructions to convert 8-bit values to float32 than int8 saves
+        return _NARROW_DEPTHWISE if cpu.has_pair_dots else _DEPTHWISE
+    return _MATRICES if cpu.has_matrices and not cpu.has_pair_dots else _multiply_speedup(cpu)
+
+
+def _multiply_speedup(cpu: CpuModel) -> float:
+    """Return how much faster int8 dot products are than those of float32."""
+    if cpu.has_pair_dots:
+        return _NARROW
+    return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS
+
+
+def _winograd_speedup(
+    layer: Layer, weights: Sequence[int], flow: ir.DataFlow, cpu: CpuModel
+) -> float:
+    is_large = tuple(weights[-2:]) == _WINOGRAD_KERNEL and min(weights[:2]) >= _WINOGRAD_CHANNELS
+    if layer.operator not in ("conv2d", "conv3d") or not is_large:
+        return 1.0
+    *front, height, width = map(int, flow.values[layer.var].attrs.strides)
+    is_possible = height == width in cpu.winograd_strides and all(stride == 1 for stride in front)
+    return _WINOGRAD[width] if is_possible else 1.0

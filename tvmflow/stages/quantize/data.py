@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.formatting import count_text
@@ -13,10 +15,8 @@ from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import open_npz, store_rows
 from tvmflow.runtime.samples import Samples, image_samples, make_samples
-from tvmflow.stages.images import ImageList, list_files, read_table
+from tvmflow.stages.images import ImageList, find_images
 
-CALIBRATION = "calibration"
-"""The role of the calibration data; that of an image is `calibration/<file>`."""
 DEFAULT_SAMPLES = 128
 _FIX = "replace or leave out the sample, and calibrate with data as the model gets them"
 
@@ -44,19 +44,14 @@ class DataSource(NamedTuple):
     ) -> Samples | None:
         """Return samples; None if the recipe names none.
 
-        Of images, `limit` are read, from all of their folders.
+        At most `limit` images are read, from all of their folders.
 
         Raises:
             StageError: when they do not fit the model, or there are fewer than `count`.
         """
-        prefix = f"{self.role}/"
-        images = [role.removeprefix(prefix) for role in files if role.startswith(prefix)]
-        path = files.get(self.role)
-        if images:
-            loaded = self._load_images(
-                files, read_table(path) if path else list_files(images), limit
-            )
-        elif path is not None:
+        if images := find_images(files, self.role):
+            loaded = self._load_images(files, images, limit)
+        elif path := files.get(self.role):
             loaded = make_samples(
                 self.inputs,
                 open_npz(path, self.field),
@@ -110,14 +105,9 @@ def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
 
 def check_finite(batches: Sequence[Feed], field: str) -> None:
     """Check that samples are finite; StageError with the first sample that has NaN or infinity."""
-    for index, name in _find_not_finite(batches):
-        raise StageError(f"{field}: '{name}' has NaN or infinity in batch {index}", fix=_FIX)
-
-
-def _find_not_finite(batches: Sequence[Feed]) -> Iterator[tuple[int, str]]:
-    import numpy as np
-
     for index in range(len(batches)):
         for name, array in batches[index].items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                yield index, name
+                raise StageError(
+                    f"{field}: '{name}' has NaN or infinity in batch {index}", fix=_FIX
+                )

@@ -2,7 +2,7 @@
 
 Layer weights, activation scales and bias corrections are weights of this model. With one set of them, it computes
 the float model; with another, its layers read rounded data and rounded weights. So it is compiled only once, before
-any scale is known. It may add floats in another order than the float or the quantized library.
+any scale is known. It may accumulate floats in another order than the float or the quantized library.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
+from tvmflow.core.types import Array
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.ir_operators import RecurrentOperands, RoundedData
 from tvmflow.graph.rewriter import rewrite_main
+from tvmflow.stages.quantize.channels import broadcast, channel_axis, input_axis
 from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerRewriter,
@@ -25,8 +27,7 @@ from tvmflow.stages.quantize.insertion import (
     add_parameters,
     free_name,
 )
-from tvmflow.stages.quantize.points import EXACT, ROUNDED, Array, FloatModel, Integers, Layer
-from tvmflow.stages.quantize.smoothing import broadcast, channel_axis, input_axis
+from tvmflow.stages.quantize.points import EXACT, ROUNDED, FloatModel, Integers, Layer
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
@@ -61,7 +62,8 @@ class Emulation:
         tensors: Tensors that other operators than layers may read as integers.
         divided: Tensors whose channels may be divided by factors.
 
-    Attributes: model: The model with parameters, which has the variables of the float model.
+    Attributes:
+        model: The model with parameters, and with the variables of the float model.
     """
 
     def __init__(
@@ -126,8 +128,8 @@ class Emulation:
     ) -> dict[str, Array]:
         """Return the weights with which the model computes the same as a quantized one.
 
-        That has the same layers and tensors in the same order. `factors` are the numbers by which channels of its
-        data are divided by, by their variable in the model without that.
+        That has the same layers and tensors in the same order. `factors` are the divisors of channels of its data, by
+        the variable in the undivided model.
         """
         found = {**self.model.params}
 

@@ -1,4 +1,4 @@
-"""Puts integers into a model, as importers of quantized models do, and rounded tables."""
+"""Inserts integers into a model, as importers of quantized models do, and rounded tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.core.types import Array
 from tvmflow.graph import ir, marks
 from tvmflow.graph.evaluation import evaluate_weight
 from tvmflow.graph.ir_operators import RecurrentOperands
@@ -18,7 +19,6 @@ from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 from tvmflow.stages.quantize.points import (
     FOLLOWERS,
     ROUNDED,
-    Array,
     FloatModel,
     Integers,
     Layer,
@@ -36,9 +36,8 @@ class LayerWeights(NamedTuple):
     """The weights of a layer as integers.
 
     Attributes:
-        integers: The integers, int8 from -127 to 127; of 7 bits from -64 to 64.
+        integers: int8 from -127 to 127; with 7 bits from -64 to 64.
         scales: The scale of each index of the layer's axis, float32.
-        bits: The bits of an integer.
     """
 
     integers: Array
@@ -68,13 +67,13 @@ class Quantization:
     """The weights and the tensors that are quantized.
 
     Attributes:
-        integers: The integers of data.
-        weights: The weights of the layers that have integers, by the variable of the layer.
-        data: The scales of the tensors that are quantized; those of layers that are not among them stay float.
-        dynamic: Whether each call computes the scale of a layer's data instead.
+        integers: The integer types of data and weights.
+        weights: The quantized weights, by the variable of the layer.
+        data: The scales of the quantized tensors; the data of other layers stay float.
+        dynamic: Each call computes the scale of a layer's data instead.
         errors: The error of block-quantized weights, by the variable of the layer.
         corrections: The addends of results of layers, by the variable of each.
-        tables: The integers of tables that lookups read, by the names of their weights.
+        tables: The quantized lookup tables, by the names of their weights.
         states: The recurrent layers whose state is rounded, by their variables.
     """
 
@@ -150,10 +149,9 @@ def insert(
     *,
     with_switches: bool = False,
 ) -> FloatModel:
-    """Return a model in which the layers with weights in `quantization` read integers.
+    """Return a model (from `fold_model`) in which the layers with weights in `quantization` read integers.
 
-    The model is one that `fold_model` returned. With switches, each layer is computed in both ways, and the input
-    `SWITCHES`, which comes last, chooses.
+    With switches, each layer is computed in both ways, and the last input, `SWITCHES`, chooses.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
     # layers that share weights share their integers, unless smoothing has changed those of one
@@ -176,8 +174,7 @@ def _declare(
 ) -> tuple[dict[Any, list[relax.Var]], dict[relax.Var, Array]]:
     """Return parameters for packed integers by their keys, and their arrays.
 
-    Each pack has the beginning of its names, and arrays by the rest of their names. Equal arrays may share a
-    parameter.
+    Each pack has a prefix for its names, and arrays by the rest of their names. Equal arrays may share a parameter.
     """
     names = {str(var.name) for var in model.main.params}
     arrays: dict[relax.Var, Array] = {}
@@ -198,10 +195,7 @@ def _declare(
 
 
 def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Array]) -> FloatModel:
-    """Return the model of a rewritten module with the weights that it uses.
-
-    Arrays in `own` replace weights of the same name.
-    """
+    """Return the model of a rewritten module with the weights that it uses, where `own` replaces weights."""
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)
     known = {**model.params, **{str(var.name): array for var, array in own.items()}}
@@ -373,10 +367,7 @@ class _Inserter(LayerRewriter):
         return self._moved[var]
 
     def _convert_dynamically(self, var: Any) -> tuple[Any, Any]:
-        """Emit data as integers minus their zero point, by the range of each call, and their scale.
-
-        So does `DynamicQuantizeLinear` of ONNX.
-        """
+        """Emit data as integers minus their zero point, and their scale, as DynamicQuantizeLinear does."""
         if var not in self._dynamic:
             op, emit = relax.op, self.emit
             zero, steps = relax.const(0.0, "float32"), relax.const(255.0, "float32")
@@ -513,9 +504,9 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
 
 
 def _has_numbers_of_one_size(table: Array) -> bool:
-    """Return whether a step of the largest number of each row is no more than most of the others.
+    """Return whether a step of the largest value of each row is at most as large as most other values.
 
-    It is more in masks of attention, whose large values stand for infinity.
+    It is larger in attention masks, whose large values stand for infinity.
     """
     sizes = np.abs(table)
     largest = sizes.max(axis=1, keepdims=True, initial=0.0)

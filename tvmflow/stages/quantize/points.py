@@ -9,20 +9,18 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.core.types import Array
 from tvmflow.graph import ir, marks
 from tvmflow.graph.dynamic_shapes import same_sizes, sizes_of
 from tvmflow.graph.ir_operators import (
     GATES,
     NOTHING,
     STATE_STEPS,
-    Activation,
     Recurrent,
     RecurrentOperands,
 )
 from tvmflow.graph.norms import fold_norms
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
-
-Array = np.ndarray[Any, Any]
 
 _MATMUL: Final = "relax.matmul"
 FOLLOWERS: Final = ir.SELECTIONS | ir.operators(
@@ -42,10 +40,9 @@ class FloatModel(NamedTuple):
 
     Attributes:
         mod: A Relax function `main` that takes inputs, then weights.
-        params: The weights by name.
-        nodes: The node of the user's model that each binding of `main` came from; may be empty.
-        products: The nodes of products with constant weights, in the order of their bindings, by the largest of the
-            parameters that these are made of: layers can share weights.
+        nodes: The node of the user's model of each binding of `main`; may be empty.
+        products: The nodes of products with constant weights, in the order of their bindings, by the largest parameter
+            of the weights: layers can share weights.
     """
 
     mod: tvm.IRModule
@@ -68,12 +65,12 @@ class Layer(NamedTuple):
     """A convolution, a matrix product or a recurrent layer with constant weights.
 
     Attributes:
-        name: The node of the user's model that it came from; of several of one node, with a number.
+        name: The node of the user's model; numbered if a node has several layers.
         operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, `lstm`, …
         var: The variable that it is bound to.
-        data: The variable of its data; `source` is the variable that they were moved from. Those of a recurrent layer
-            are the products of its inputs, which stay float: its weights multiply the state.
-        source: The variable that is quantized.
+        data: The variable of its data. For a recurrent layer, the input products, which stay float: its weights
+            multiply the state.
+        source: The variable that is quantized, from which `data` was rearranged.
         weights: The expression of its weights, which inputs do not change.
         axis: The axis of the weights that has a scale for each index.
     """
@@ -107,7 +104,7 @@ class Layer(NamedTuple):
         return depth % _TERMS == 0 and (columns > _LANES or columns % _TERMS == 0)
 
 
-# An instruction adds four products to each of at most 16 sums.
+# An instruction adds four products to each of at most 16 accumulators.
 _TERMS: Final = 4
 _LANES: Final = 16
 _RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
@@ -116,9 +113,8 @@ _RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
 class Integers(NamedTuple):
     """The integer types of a target's dot product instructions.
 
-    Attributes:
-        dtype: The dtype of data: `uint8` for x86-64 with VNNI, `int8` for ARM.
-        weight_bits: The bits of weights: 7 where pairs of products are added as int16.
+    `dtype` is the dtype of data: `uint8` for x86-64, `int8` for ARM. `weight_bits` is 7 if pairs of products are
+    added as int16.
     """
 
     dtype: str
@@ -126,10 +122,9 @@ class Integers(NamedTuple):
 
 
 def fold_model(model: FloatModel) -> FloatModel:
-    """Return a model, quantized.
+    """Return a model with norms folded into weights, and without dead code.
 
-    Norms are folded into the weights before them, input products of recurrent layers are separate operators, and
-    dead code is eliminated.
+    Input products of recurrent layers become separate operators.
     """
     mod = ir.copy_module(model.mod)
     products = _name_products(model)
@@ -145,10 +140,7 @@ def fold_model(model: FloatModel) -> FloatModel:
 
 
 def _name_products(model: FloatModel) -> dict[str, list[str]]:
-    """Return the nodes of each product by the name of its weights.
-
-    A folded normalization would otherwise rename the convolution before it.
-    """
+    """Return the nodes of each product by the name of its weights, before folding renames it."""
     flow = ir.DataFlow(model.main)
     products: dict[str, list[str]] = {}
     for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
@@ -275,9 +267,9 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
 def list_sums(
     model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Return the further tensors to quantize: operands of sums that are stored to memory.
+    """Return the further tensors to quantize: operands of additions that are stored to memory.
 
-    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the other.
+    If two results of layers are added, fusion keeps the first in registers and stores the other.
     """
     flow = ir.DataFlow(model.main)
     positions = {var: place for place, var in enumerate(flow.values)}
@@ -371,7 +363,15 @@ def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
 def has_bounded_state(call: Any) -> bool:
     """Return whether the state of a layer stays between -1 and 1 if its initial state is in this range."""
     operator = Recurrent.read(call)
-    return all(_is_bounded(operator.kind, functions) for functions in operator.activations)
+    for functions in operator.activations:
+        names = [function.name for function in functions]
+        gates, results = names[:-1], names[-1:]
+        if operator.kind == "LSTM":
+            # its state is the output gate times the last activation function's result
+            gates, results = names[:1], names[2:]
+        if not (_SHARES.issuperset(gates) and _BOUNDED.issuperset(results)):
+            return False
+    return True
 
 
 def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
@@ -380,13 +380,6 @@ def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
     while (value := flow.find_call(hidden, *_COPIES)) is not None:
         hidden = flow.resolve(value.args[0])
     return None if isinstance(hidden, relax.Tuple) else hidden
-
-
-def _is_bounded(kind: str, functions: tuple[Activation, ...]) -> bool:
-    # an LSTM's state is the output gate times the last activation function's result
-    names = [function.name for function in functions]
-    gates, results = (names[:1], names[2:]) if kind == "LSTM" else (names[:-1], names[-1:])
-    return _SHARES.issuperset(gates) and _BOUNDED.issuperset(results)
 
 
 class _Splitter(MainRewriter):

@@ -1,18 +1,19 @@
 """Ranges of tensors from histograms in bounded memory, and the scales that they give.
 
-Everything that decides a scale is counted in integers, or is computed in float64 by additions, multiplications,
-divisions and comparisons in a fixed order: the same samples, in any order, give the same bits on any machine.
+Scales depend on integer counts, and on float64 additions, multiplications, divisions and comparisons in a fixed
+order. The same samples, in any order, give the same bits on any machine.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from tvmflow.core.types import Array
+
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 # The bins of a histogram: 64 KiB for each tensor, whatever its size and the number of samples.
@@ -51,13 +52,12 @@ _ROOT_HALF: Final = 0.7071067811865476
 class Histogram:
     """Counts of the values of one tensor, in a fixed number of bins.
 
-    The width of bins is a power of two, and their limits are its multiples. When a value lies outside,
-    the width doubles until all values have a bin; so a histogram depends only on its values, not on
-    their order or on how samples are divided.
+    The width of bins is a power of two, and their limits are its multiples. If a value lies outside, the width doubles
+    until all values have a bin. So a histogram does not depend on the order or the batches of its values.
 
     Attributes:
-        total: How many finite values were counted.
-        not_finite: How many values were NaN, infinite, or too large for float32.
+        total: The number of counted finite values.
+        not_finite: The number of values that were NaN, infinite, or too large for float32.
         low: The smallest finite value; 0 without values.
         high: The largest finite value; 0 without values.
     """
@@ -86,8 +86,8 @@ class Histogram:
     def add_some(self, values: Array, first: int, step: int) -> None:
         """Count one in `step` values of a tensor, from the `first` one on, with that weight.
 
-        The range is that of all values. Where few are larger than half the largest one, each of these is counted: a
-        rare one decides the range.
+        The range is that of all values. If few are larger than half the largest one, each of these is counted,
+        because a rare one decides the range.
         """
         flat = np.asarray(values).reshape(-1)
         if step == 1 or not flat.size:
@@ -141,10 +141,7 @@ class Histogram:
         self.total += values.size * weight
 
     def _place(self, values: Array) -> Array:
-        """Return the bins of values.
-
-        A product with a power of two is exact, unless it is a smaller denormal number.
-        """
+        """Return the bins of values; a product with a power of two is exact, unless it is denormal."""
         if not _SMALLEST_WIDTH <= self._exponent <= _LARGEST_WIDTH:
             values = values.astype(np.float64)
         steps = values * values.dtype.type(np.ldexp(1.0, -self._exponent))
@@ -183,7 +180,8 @@ def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[floa
 
     The method weighs values outside the range against larger steps within. NaN and infinite values are left out.
 
-    Raises: ValueError: when no finite value was counted.
+    Raises:
+        ValueError: when no finite value was counted.
     """
     if not histogram.total:
         raise ValueError("no finite value was counted")
@@ -193,10 +191,10 @@ def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[floa
 
 
 def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
-    """Return scale and zero point with which the integers of a dtype stand for a range that holds 0.
+    """Return scale and zero point of the integers of a dtype for a range that contains 0.
 
-    A scale has 12 significant bits, so that other roundings of the values seldom change it. That of a
-    range without extent, as of a channel of zeros, is 1. Scales are kept between 2⁻¹⁰⁰ and 2¹⁰⁰.
+    A scale has 12 significant bits, so that other roundings of the values seldom change it. It is 1 for an empty range,
+    such as a channel of zeros, and between 2⁻¹⁰⁰ and 2¹⁰⁰ otherwise.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
@@ -229,9 +227,9 @@ def _least_divergence(
 ) -> tuple[float, float]:
     """Return the threshold whose distribution loses least information, in both directions.
 
-    TensorRT's method: S. Migacz, 8-bit inference with TensorRT, GPU Technology Conference 2017. As in
-    NVIDIA's pytorch-quantization, the first bin counts like the second: zeros, of which a ReLU makes
-    many, are exact with any threshold.
+    TensorRT's method: S. Migacz, 8-bit inference with TensorRT, GPU Technology Conference 2017. As in NVIDIA's
+    pytorch-quantization, the first bin counts like the second: zeros, frequent after a ReLU, are exact with any
+    threshold.
     """
     magnitudes, width = histogram.count_magnitudes()
     counts = magnitudes.astype(np.float64)
@@ -252,7 +250,7 @@ def _least_divergence(
 def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
     """Return the Kullback–Leibler divergence between the first `kept` bins and their quantization.
 
-    Values beyond these bins are clipped: they count in the last kept bin.
+    Values beyond these bins are clipped to the last kept bin.
     """
     inside = counts[:kept]
     reference = inside.copy()
@@ -279,8 +277,8 @@ def _least_error(
 ) -> tuple[float, float]:
     """Return the range of least mean squared error, found one limit after the other.
 
-    Choukroun et al. 2019, Low-bit quantization of neural networks for efficient inference
-    (arXiv:1902.06822), for a whole tensor.
+    Choukroun et al. 2019, Low-bit quantization of neural networks for efficient inference (arXiv:1902.06822), for a
+    whole tensor.
     """
     middles, counts = histogram.list_bins()
 
@@ -328,10 +326,7 @@ def sum_rows_in_order(values: Array) -> Array:
 
 
 def _log(values: Array) -> Array:
-    """Return natural logarithms of positive values by a series.
-
-    Those of two C libraries differ in their last bits.
-    """
+    """Return logarithms of positive values by a series: C libraries differ in the last bits."""
     mantissas, exponents = np.frexp(values)
     is_small = mantissas < _ROOT_HALF
     mantissas = np.where(is_small, mantissas * 2, mantissas)

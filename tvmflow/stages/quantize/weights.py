@@ -1,19 +1,18 @@
 """Quantizes the weights of matrix products to blocks of 4 or 8 bits, with a scale for each group.
 
-numpy adds and multiplies elements here and sums no products by a library, so that any machine gives the same bits.
+No product is accumulated by a library, so that any machine gives the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from tvmflow.core.types import Array
 from tvmflow.graph import bfloat16
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
-
-Array = np.ndarray[Any, Any]
 
 # The factors that clip the largest value of a group; the best one is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
@@ -23,7 +22,7 @@ _COMPARED: Final = 1 << 15
 _BLOCK: Final = 512
 # This share of the mean is added to the diagonal of a Hessian, which may have no inverse.
 _DAMPING: Final = 0.01
-# Data are rounded to this many values, so that sums of their products are whole numbers, and exact.
+# Data are rounded to integers up to this value, so that their products are accumulated exactly.
 _DATA_STEPS: Final = 2047
 _BITS: Final = 4
 _BYTE: Final = 8
@@ -53,9 +52,8 @@ class BlockQuantizedIntegers(NamedTuple):
     """Weights (rows, depth) as integers.
 
     Attributes:
-        integers: The integers, uint8, as long as whole groups.
-        scales: The scales (rows, groups), of bfloat16, as float32.
-        groups: How they are divided.
+        integers: uint8, padded to whole groups.
+        scales: (rows, groups), bfloat16 values as float32.
         depth: The length of a row.
     """
 
@@ -106,10 +104,10 @@ def error_of(weights: Array, rounded: BlockQuantizedIntegers) -> float:
 
 
 class InputProducts:
-    """The sums of products of a layer's inputs with each other: the Hessian of its squared error.
+    """The accumulated products of a layer's inputs with each other: the Hessian of its squared error.
 
-    Only those of inputs of one block of whole groups (`size`) are kept, so that memory grows with the inputs.
-    Inputs become whole numbers, whose sums are exact in any order.
+    Only products within blocks of whole groups (`size`) are kept, so that memory grows linearly with the inputs.
+    Inputs become integers, whose accumulation is exact in any order.
     """
 
     def __init__(self, depth: int, size: int) -> None:
@@ -145,8 +143,8 @@ def round_groups(
 ) -> BlockQuantizedIntegers:
     """Return weights (rows, depth) rounded in groups: to nearest, or by the products of calibration data.
 
-    The scale of each group is the one of several with the least squared error. With the products of inputs, the
-    columns after a rounded one make up for its error, within a block (Frantar et al., GPTQ, 2022).
+    The scale of each group is the candidate with the least squared error. With the products of inputs, the columns
+    after a rounded one compensate for its error, within a block (Frantar et al., GPTQ, 2022).
     """
     rows, depth = weights.shape
     count = -(-depth // groups.size)
@@ -177,7 +175,11 @@ def round_groups(
                 integer = _round(exact[:, None], scale, groups)[:, 0]
                 integers[:, column] = integer
                 error = exact - (integer - groups.middle) * scale
-                _make_up(padded[:, start : start + width], error, inverse, column - start)
+                # later columns of the block compensate, and this one leaves the inverse
+                this, rest = column - start, slice(column - start + 1, None)
+                factors = inverse[this, rest] / inverse[this, this]
+                padded[:, column + 1 : start + width] -= error[:, None] * factors
+                inverse[rest, rest] -= inverse[rest, this, None] * factors
     return BlockQuantizedIntegers(
         integers=integers, scales=scales.astype(np.float32), groups=groups, depth=depth
     )
@@ -193,11 +195,9 @@ def _round(weights: Array, scales: Array, groups: Groups) -> Array:
 
 def _dampen(hessian: Array) -> Array:
     """Return a Hessian with a larger diagonal, so that it has an inverse."""
-    changed = hessian.copy()
-    diagonal = np.diagonal(hessian)
+    changed, diagonal = hessian.copy(), np.diagonal(hessian)
     mean = float(diagonal.mean()) or 1.0
-    indices = np.arange(len(changed))
-    changed[indices, indices] = np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean
+    np.fill_diagonal(changed, np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean)
     return changed
 
 
@@ -213,13 +213,6 @@ def _invert(matrix: Array) -> Array:
         inverse -= column[:, None] * row
         inverse[pivot] = row
     return inverse
-
-
-def _make_up(block: Array, error: Array, inverse: Array, index: int) -> None:
-    """Change the columns of a block after one that was rounded, and remove that one from the inverse."""
-    rest = inverse[index, index + 1 :] / inverse[index, index]
-    block[:, index + 1 :] -= error[:, None] * rest
-    inverse[index + 1 :, index + 1 :] -= inverse[index + 1 :, index, None] * rest
 
 
 def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:

@@ -11,7 +11,7 @@ from onnx import helper
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import load, model, value
 from tvmflow.graph import ir
-from tvmflow.stages.quantize.bias_correction import ChannelSums, find_correction
+from tvmflow.stages.quantize.channels import ChannelSums, channel_axis, find_correction
 from tvmflow.stages.quantize.insertion import (
     DataScale,
     LayerWeights,
@@ -21,7 +21,6 @@ from tvmflow.stages.quantize.insertion import (
     round_weights,
 )
 from tvmflow.stages.quantize.points import FloatModel, Integers, fold_model, list_layers
-from tvmflow.stages.quantize.smoothing import channel_axis
 
 _INTEGERS = Integers("uint8")
 # cuts the largest numbers off

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,12 @@ class _Products:
         self._steps = steps
         self._weights = [np.linalg.qr(random.standard_normal((8, 8)))[0] for _ in range(len(steps))]
 
-    def run(self, feed: Mapping[str, _Array], chosen: Collection[int]) -> dict[str, _Array]:
+    def choose(
+        self, chosen: Collection[int]
+    ) -> Callable[[Mapping[str, _Array]], dict[str, _Array]]:
+        return lambda feed: self.run(feed, chosen)
+
+    def run(self, feed: Mapping[str, _Array], chosen: Collection[int] = ()) -> dict[str, _Array]:
         values = feed["x"]
         for place, (weights, step) in enumerate(zip(self._weights, self._steps, strict=True)):
             values = values @ weights
@@ -48,7 +53,9 @@ def _make(steps: Sequence[float], *, labels: bool = True) -> tuple[Evaluation, d
     batches = [{"x": random.standard_normal((1, 8)) * 3} for _ in range(200)]
     classes = np.array([model.run(batch, ())["y"].argmax() for batch in batches])
     data = Samples(batches, len(batches), classes if labels else None, 1)
-    return Evaluation(model, data, "y"), {place: f"product{place}" for place in range(len(steps))}
+    return Evaluation(model.run, model.choose, data, "y"), {
+        place: f"product{place}" for place in range(len(steps))
+    }
 
 
 def _choose(steps: Sequence[float], limits: Limits, gains: Sequence[float] = ()) -> Choice:
@@ -74,7 +81,7 @@ def test_a_comparison_goes_on_with_the_batches_that_it_lacks() -> None:
         fed.append(feed)
         return model.run(feed, [0, 1])
 
-    expected = evaluation.compare(run)
+    expected = evaluation.compare_more(Comparison(run))
     fed.clear()
     comparison = Comparison(run)
     assert evaluation.compare_more(comparison, 64).drop is None and len(fed) == 64
@@ -136,7 +143,7 @@ def _label(batches: Sequence[int], **fields: Any) -> Samples:
 def test_labels_meet_their_samples_in_batches_of_any_kind(data: Samples, compared: int) -> None:
     """Where batches do not say how many samples they have, all of them decide."""
     model, fed = _Products([0.1, 0.5]), list[Any]()
-    evaluation = Evaluation(model, data, "y")
+    evaluation = Evaluation(model.run, model.choose, data, "y")
     assert evaluation.accuracy == 1.0
 
     def run(feed: Mapping[str, _Array]) -> dict[str, _Array]:

@@ -22,6 +22,7 @@ from tvmflow.core.types import Json
 from tvmflow.graph.ir_operators import RoundedData
 from tvmflow.stages import quantize
 from tvmflow.stages.base import parse_settings
+from tvmflow.stages.quantize import conversion
 from tvmflow.stages.quantize.calibration import CompiledModel, Signature
 from tvmflow.stages.quantize.insertion import insert
 
@@ -53,11 +54,11 @@ def compare(files: dict[str, Path], batches: list[dict[str, Array]], **fields: A
     """Check that the emulation is the float model with its own weights, and the quantized one with others."""
     settings = parse_settings(quantize.run, settings_of(**fields))
     signature = Signature(json.loads(files["import/signature.json"].read_text()))
-    plain = quantize._list_candidates(settings, quantize._load(files), signature)
+    plain = conversion._list_candidates(settings, signature, conversion._load(files))
     exact = signature.compile(plain.model)
-    candidates = quantize._smooth(settings, plain, signature, batches)
-    possible = quantize._quantize(settings, candidates, batches)
-    emulated = quantize._compute(candidates, possible, signature)
+    candidates = conversion._smooth(plain, batches)
+    possible = conversion._quantize(candidates, batches)
+    emulated = conversion._compute(candidates, possible)
     integers = signature.compile(insert(candidates.model, candidates.layers, possible))
     for feed in batches:
         [name] = exact.run(feed)

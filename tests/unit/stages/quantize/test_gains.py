@@ -11,7 +11,7 @@ from onnx import helper
 from tests.support.onnx_models import load, model, value
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.graph import ir
-from tvmflow.stages.quantize.gains import estimate_gains
+from tvmflow.stages.quantize.control import estimate_gains
 from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 
 

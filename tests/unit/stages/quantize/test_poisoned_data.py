@@ -15,8 +15,8 @@ from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
+from tvmflow.stages.quantize import QuantizeFacts
 from tvmflow.stages.quantize.control import TOO_HARMFUL
-from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.targets.resolve import ResolvedTarget
 
 pytestmark = pytest.mark.slow

@@ -24,9 +24,8 @@ from tvmflow.recipe.sections import Quantize, Verify
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
-from tvmflow.stages.quantize import calibration
+from tvmflow.stages.quantize import QuantizeFacts, calibration, conversion
 from tvmflow.stages.quantize.calibration import ModelObserver, Signature
-from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
@@ -173,9 +172,9 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
     imported = import_files(save(made, tmp_path), tmp_path / "import")
     settings = parse_settings(quantize.run, settings_of())
     signature = Signature(json.loads(imported["import/signature.json"].read_text()))
-    plain = quantize._list_candidates(settings, quantize._load(imported), signature)
+    plain = conversion._list_candidates(settings, signature, conversion._load(imported))
     batches = [{"x": RNG.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
-    smoothed = quantize._smooth(settings, plain, signature, batches)
+    smoothed = conversion._smooth(plain, batches)
     assert smoothed is not plain
     own = ModelObserver(smoothed.model, smoothed.ranged, signature)
     for tensors in zip(
@@ -243,7 +242,7 @@ def test_one_library_is_kept(files: dict[str, Path], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(calibration, "_OBSERVED_BYTES", 16 * 8 * 8 * 4)
     signature = Signature(json.loads(files["import/signature.json"].read_text()))
     settings = parse_settings(quantize.run, settings_of())
-    plain = quantize._list_candidates(settings, quantize._load(files), signature)
+    plain = conversion._list_candidates(settings, signature, conversion._load(files))
     batches = [{"x": RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)}]
     inner = [var for var in plain.ranged if var not in [*plain.model.main.params]]
     assert {len(group) for group in plain.observer._groups} == {1}

@@ -12,14 +12,14 @@ from onnx import helper
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import load, model, value
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.stages.quantize.insertion import read_weights
-from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
-from tvmflow.stages.quantize.smoothing import (
+from tvmflow.stages.quantize.channels import (
     channel_axis,
     find_factors,
     list_smoothable,
     smooth,
 )
+from tvmflow.stages.quantize.insertion import read_weights
+from tvmflow.stages.quantize.points import FloatModel, fold_model, list_layers
 
 
 def _load(folder: Path, gain: float) -> LoadedModel:

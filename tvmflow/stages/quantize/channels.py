@@ -1,25 +1,31 @@
-"""Moves the differences between the channels of data into weights, where a layer has a scale for each.
+"""Smooth differences between the channels of data, and correct the mean errors of channels.
 
-Two methods are one rewriting here, because it needs nothing of the producer of the data: SmoothQuant for matrix
-products behind layer norms (Xiao et al. 2023, arXiv:2211.10438), and the equalization of channels between
-convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias correction,
-arXiv:1906.04721), with the ranges that calibration measured. Data are divided by a factor for each channel, and
-the weights are multiplied by it. Factors are powers of two: not a bit of the float result changes.
+Smoothing divides each channel of a layer's data by a factor, and multiplies the weights by it. This combines
+SmoothQuant for matrix products after layer norms (Xiao et al. 2023, arXiv:2211.10438) with the equalization of
+channels between convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias
+correction, arXiv:1906.04721), with ranges from calibration. Factors are powers of two, so the float result keeps
+its bits.
+
+Rounded weights and clipped data shift the mean of each channel, which a change of the bias corrects: section 4.2 of
+the second paper, with means from calibration. Each layer is corrected for its own error on the data of the float
+model, because earlier layers are corrected, too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tvm import relax
 
+from tvmflow.core.types import Array
 from tvmflow.graph import ir, marks
 from tvmflow.graph.dynamic_shapes import known_sizes
 from tvmflow.graph.rewriter import rewrite_main
-from tvmflow.stages.quantize.insertion import LayerRewriter
-from tvmflow.stages.quantize.points import Array, FloatModel, Layer, take_nodes
+from tvmflow.stages.quantize.insertion import DataScale, LayerRewriter, LayerWeights
+from tvmflow.stages.quantize.points import FloatModel, Integers, Layer, take_nodes
 from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
 
 # The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a
@@ -71,7 +77,11 @@ def find_factors(
         sizes = largest[var].astype(np.float64)
         if not sizes.max(initial=0.0) or any(layer.var not in weights for layer in layers):
             continue
-        matrices = [_to_matrix(weights[layer.var], input_axis(layer, flow)) for layer in layers]
+        # a row for each channel of data
+        moved = [
+            np.moveaxis(weights[layer.var], input_axis(layer, flow) or 0, 0) for layer in layers
+        ]
+        matrices = [array.reshape(len(array), -1).astype(np.float64) for array in moved]
         own = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
         candidates = [_make_factors(sizes, own, part) for part in _PARTS]
         is_depthwise = [layer.operator.startswith("depthwise") for layer in layers]
@@ -133,12 +143,6 @@ def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
     return 0 if shape[:2] == (groups, 1) else None
 
 
-def _to_matrix(weights: Array, axis: int | None) -> Array:
-    """Return weights as float64 with a row for each channel of data."""
-    moved = np.moveaxis(weights, axis or 0, 0)
-    return moved.reshape(len(moved), -1).astype(np.float64)
-
-
 def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
     """Return `sizes^(part/4) / weights^(1 - part/4)` as powers of two, at most 1."""
     data = _exponents(sizes)
@@ -156,7 +160,8 @@ def _exponents(values: Array) -> Array:
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
     """Return the expected squared error of layers' results, for uniformly distributed rounding errors.
 
-    `sizes` are the largest absolute values of the channels, and `matrices` pairs each weight matrix with whether its layer is depthwise.
+    `sizes` are the largest absolute values of the channels. `matrices` has each weight matrix, and whether its layer is
+    depthwise.
     """
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0
@@ -174,3 +179,102 @@ def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factor
         )
         total += data + rounding
     return total
+
+
+# ---------------------------------------------------------------- bias correction
+
+# Parts of a step in which float data are accumulated: integer accumulation is exact in any order.
+_PARTS_OF_STEP: Final = 1 << 12
+# About this many values are added at once: they stay in a core's cache.
+_CHUNK: Final = 1 << 14
+# Corrections have this many significant bits, so that other roundings of the data seldom change them.
+_BITS: Final = 12
+
+
+class Means(NamedTuple):
+    """The means of the channels that a layer reads, of the float model and of the integers."""
+
+    exact: Array
+    rounded: Array
+
+
+class ChannelSums:
+    """Sums of the channels along an axis of a tensor, exact and rounded to integers."""
+
+    def __init__(self, axis: int, scale: DataScale, integers: Integers) -> None:
+        limits = np.iinfo(integers.dtype)
+        self._axis, self._scale = axis, scale.scale
+        self._low, self._high = limits.min - scale.zero_point, limits.max - scale.zero_point
+        self._count = 0
+        self._floats: Array = np.zeros(1, np.int64)
+        self._integers: Array = np.zeros(1, np.int64)
+
+    def add(self, values: Array, first: int = 0, step: int = 1) -> None:
+        """Add the values of a batch: of each channel one in `step`, from the `first` one on."""
+        moved = np.moveaxis(values, self._axis, 0)
+        rows = moved.reshape(len(moved), -1)[:, first::step]
+        self._count += rows.shape[1]
+        size = max(_CHUNK // max(rows.shape[1], 1), 1)
+        sums = [self._sum_rows(rows[start : start + size]) for start in range(0, len(rows), size)]
+        floats, integers = (np.concatenate(own) for own in zip(*sums, strict=True))
+        self._floats, self._integers = self._floats + floats, self._integers + integers
+
+    def _sum_rows(self, rows: Array) -> tuple[Array, Array]:
+        """Return the sums of some channels: of parts of steps, and of integers."""
+        steps = np.divide(rows, self._scale, dtype=np.float64)
+        rounded = np.rint(steps)
+        np.clip(rounded, self._low, self._high, out=rounded)
+        steps *= _PARTS_OF_STEP
+        np.rint(steps, out=steps)
+        return steps.astype(np.int64).sum(axis=1), rounded.astype(np.int64).sum(axis=1)
+
+    def read_means(self) -> Means:
+        """Return the mean of each channel."""
+        factor = self._scale / max(self._count, 1)
+        return Means(self._floats / _PARTS_OF_STEP * factor, self._integers * factor)
+
+
+def find_correction(
+    layer: Layer, call: Any, weights: Array, rounded: LayerWeights, means: Means
+) -> Array:
+    """Return the correction of a layer's result, in a shape that broadcasts to it.
+
+    The layer's `call` reads data with some means, and `rounded` in place of float weights.
+    """
+    real = rounded.to_real(layer.axis, np.float64)
+    if layer.operator == "matmul":
+        pairs = real * means.rounded[:, None], weights * means.exact[:, None]
+        return _round_to_bits(-sum_rows_in_order((pairs[0] - pairs[1]).T))
+    # weights of transposed convolutions are (in, out, …)
+    weights, real = (np.moveaxis(array, layer.axis, 0) for array in (weights, real))
+    outputs, inputs = weights.shape[:2]
+    first = np.arange(outputs) // (outputs // int(call.attrs.groups)) * inputs
+    # the channels of data that each output reads
+    channels = first[:, None] + np.arange(inputs)
+    parts = _find_covered_parts(call, weights.shape[2:], is_transposed=layer.is_transposed)
+    ones = [1] * parts.ndim
+    error = real * means.rounded[channels].reshape(*channels.shape, *ones)
+    error -= weights * means.exact[channels].reshape(*channels.shape, *ones)
+    return _round_to_bits(-sum_rows_in_order(error * parts)).reshape(1, -1, *ones)
+
+
+def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool) -> Array:
+    """Return the part of the results for which each weight meets data, and no padding."""
+    sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
+    # a transposed convolution scatters where a convolution gathers
+    counts = results
+    if is_transposed:
+        sizes, results = results, sizes
+    attrs = call.attrs
+    axes = []
+    for axis, extent in enumerate(kernel):
+        first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
+        places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
+        axes.append(((places >= 0) & (places < sizes[axis])).sum(axis=0) / counts[axis])
+    return np.asarray(functools.reduce(np.multiply.outer, axes))
+
+
+def _round_to_bits(values: Array) -> Array:
+    mantissas, exponents = np.frexp(values)
+    rounded = np.ldexp(np.rint(np.ldexp(mantissas, _BITS)), exponents - _BITS)
+    return rounded.astype(np.float32)
