@@ -21,7 +21,7 @@ from tests.support import onnx_models
 from tests.support.project import Project
 from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
-from tvmflow.stages.verify import remote_backends
+from tvmflow.stages.verify import libraries
 from tvmflow.stages.verify_settings import MachineSettings
 from tvmflow.targets.emulation import (
     EMULATED_ARCHS,
@@ -268,8 +268,8 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     bundle = crossing.folder / "dist/bits/board/bits.tvmflow"
     native = loading.load(bundle)
     content = bundles.read_bundle(bundle)
-    subject = remote_backends.EmulatedLibrary(
-        remote_backends.Signature.from_json(content.signature),
+    subject = libraries.EmulatedLibrary(
+        *libraries.read_specs(content.signature),
         MachineSettings(tvm=target, threads=2, device={"kind": "cpu"}),
         tmp_path,
         program_of(crossing, "bits"),

@@ -21,10 +21,10 @@ from tvmflow.compiler.lowering import LoweredModel
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.graph import ir
 from tvmflow.recipe import Recipe
-from tvmflow.stages import STAGES, build, verify
+from tvmflow.stages import STAGES, build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify import inner_tensors
+from tvmflow.stages.verify import inner_tensors, latency
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
@@ -207,8 +207,8 @@ def _changed(change: Callable[[tvm.IRModule], tvm.IRModule] | None) -> Iterator[
 def _without_times() -> Iterator[None]:
     """Measure no latency: of a library that is wrong nobody wants to know it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "add_latencies", lambda *_: None)
-        patch.setattr(verify, "add_reference_time", lambda *_: None)
+        patch.setattr(latency, "add_latencies", lambda *_: None)
+        patch.setattr(latency, "add_reference_time", lambda *_: None)
         yield
 
 

@@ -35,8 +35,9 @@ from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
 from tvmflow.stages import build, import_model
 from tvmflow.stages.build import KernelCall
-from tvmflow.stages.verify.comparison import FLOAT32, Tolerance, compare, tolerance_for
+from tvmflow.stages.verify.comparison import Tolerance, compare, tolerance_for
 from tvmflow.stages.verify.latency import measure_peer
+from tvmflow.stages.verify.verdict import FLOAT32
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles

@@ -48,12 +48,11 @@ from tvmflow.stages.runtime_choice import (
     run_location,
     vm_reason,
 )
-from tvmflow.stages.verify.latency import device_of
-from tvmflow.stages.verify.libraries import UNTIMED_REASONS
+from tvmflow.stages.verify import device_of
 from tvmflow.stages.verify.verdict import LATENCY as MAX_LATENCY
 from tvmflow.stages.verify.verdict import MEMORY as MAX_MEMORY
 from tvmflow.stages.verify.verdict import VERSUS as MAX_VS
-from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC
+from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC, UNTIMED_REASONS
 from tvmflow.store.local import LocalStore
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pydantic import Field
@@ -14,7 +14,14 @@ LOCAL: Final = "local"
 QEMU: Final = "qemu"
 RPC: Final = "rpc"
 CHROMIUM: Final = "chromium"
-"""The places where libraries are run."""
+"""Where libraries run."""
+
+UNTIMED_REASONS: Final[Mapping[str, str]] = {
+    QEMU: "an emulated CPU says nothing of the speed of a real one",
+    CHROMIUM: "a GPU that the CPU stands for says nothing of the speed of a real one",
+    RPC: "each part runs in a session of its own",
+}
+"""Where a library runs -> the reason why its speed says nothing there, when it has no `timed`."""
 
 
 class CheckSettings(Settings):
@@ -51,7 +58,7 @@ class InputSettings(Settings):
 class CompareSettings(Settings):
     """The runtimes that the library is compared with, and the ones that are not installed.
 
-    `fixed` asks for a library of each size that a library with dimensions is verified at.
+    `fixed` asks for a fixed-shape library at each verified combination of sizes.
     """
 
     runtimes: tuple[str, ...]
@@ -68,7 +75,7 @@ class SpeedupSettings(Settings):
 class MachineSettings(Settings):
     """The machine that a library, or one part of it, is for.
 
-    `unrunnable_reason` says why this machine cannot run it; `remote` is how devices behind RPC are reached.
+    `remote` describes how devices behind RPC are reached.
     """
 
     tvm: dict[str, Json]
@@ -95,11 +102,14 @@ class PartSettings(Settings):
 class VerifySettings(StageSettings):
     """The checks, the ranges of random inputs, and the machine whose latency is reported.
 
-    `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
-    untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
-    by dimension. `levels` are the ISA levels of the library, and `prefix` is that of its names,
-    which the variable that chooses a level has. `quantized` says that the model is the recipe's float model with
-    integers. `deliveries` are the files of each output that is loaded as users do.
+    Attributes:
+        precision: The coarsest precision of any part.
+        lowering: The lowering of the untuned variant; None for a partitioned target.
+        schedules: The version of its schedules; None for a partitioned target.
+        tune_at: The tuning sizes, by dimension.
+        prefix: The prefix of the library's names, which the variable that chooses an ISA level has.
+        quantized: `quantize` made the model.
+        deliveries: The files of each output that is loaded as users do.
     """
 
     verify: CheckSettings
@@ -141,7 +151,7 @@ class VerifySettings(StageSettings):
 
     @property
     def threads(self) -> int:
-        """The threads that other runtimes get: those of the part that has most."""
+        """The threads of other runtimes: the largest number of any part."""
         return max(machine.threads for machine in self.machines.values())
 
     @property

@@ -18,23 +18,21 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare, find_undetected
+from tvmflow.stages.verify.verdict import BFLOAT16, FLOAT16, FLOAT32, QUANTIZED
 from tvmflow.targets.host import read_host
 
 SCORES: Final = 300
 OPTIONS: Final = {
-    comparison.FLOAT32: LoweringOptions(),
-    comparison.FLOAT16: LoweringOptions(precision="mixed"),
-    comparison.BFLOAT16: LoweringOptions(precision="bfloat16"),
-    comparison.QUANTIZED: LoweringOptions(),
+    FLOAT32: LoweringOptions(),
+    FLOAT16: LoweringOptions(precision="mixed"),
+    BFLOAT16: LoweringOptions(precision="bfloat16"),
+    QUANTIZED: LoweringOptions(),
 }
 each_arithmetic = pytest.mark.parametrize(
     "arithmetic",
     [
-        comparison.FLOAT32,
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (comparison.FLOAT16, comparison.BFLOAT16, comparison.QUANTIZED)
-        ),
+        FLOAT32,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (FLOAT16, BFLOAT16, QUANTIZED)),
     ],
 )
 
@@ -63,11 +61,11 @@ class Checked:
     """A model in an arithmetic, with what its reference computes of two batches."""
 
     def __init__(self, arithmetic: str, folder: Path, size: float = 1.0) -> None:
-        if arithmetic == comparison.BFLOAT16 and "avx512_bf16" not in read_host().flags:
+        if arithmetic == BFLOAT16 and "avx512_bf16" not in read_host().flags:
             pytest.skip("this machine lacks avx512_bf16")
         self._folder, self._arithmetic = folder, arithmetic
         self._target = host_level()
-        if arithmetic == comparison.BFLOAT16:
+        if arithmetic == BFLOAT16:
             self._target["mattr"] = ["+avx512bf16"]
         self.made = self.convert(net(size=size))
         options = onnxruntime.SessionOptions()
@@ -80,7 +78,7 @@ class Checked:
         self._tolerance = comparison.tolerance_for(arithmetic, rtol=None, atol=None)
 
     def convert(self, made: onnx.ModelProto) -> onnx.ModelProto:
-        is_quantized = self._arithmetic == comparison.QUANTIZED
+        is_quantized = self._arithmetic == QUANTIZED
         return quantized(made, self._folder) if is_quantized else made
 
     def load(self, made: onnx.ModelProto | None = None) -> LoadedModel:
@@ -126,7 +124,7 @@ def test_a_wrong_library_is_rejected_and_the_right_one_is_not(
 
     key = next(name for name in ("a", "a_quantized") if name in loaded.params)
     weights = loaded.params[key].copy()
-    if arithmetic == comparison.QUANTIZED:
+    if arithmetic == QUANTIZED:
         # 16 steps of 256 hide one weight of many
         weights[0] = -weights[0]
     else:
@@ -142,12 +140,12 @@ def test_a_wrong_library_is_rejected_and_the_right_one_is_not(
 @pytest.mark.parametrize("size", [1e-13, pytest.param(1e13, marks=pytest.mark.slow)])
 def test_the_size_of_an_output_makes_no_difference(size: float, tmp_path: Path) -> None:
     """A network whose outputs are tiny is checked as closely as any other, and its zeros are found."""
-    checked = Checked(comparison.FLOAT32, tmp_path, size)
+    checked = Checked(FLOAT32, tmp_path, size)
     right = checked.compute(checked.load())
     assert checked.passes(right)
     for name, fault in FAULTS.items():
         assert not checked.passes(fault(right)), name
-    explicit = comparison.tolerance_for(comparison.FLOAT32, rtol=1e-3, atol=1e-4)
+    explicit = comparison.tolerance_for(FLOAT32, rtol=1e-3, atol=1e-4)
     zeros = [{"scores": batch} for batch in checked.expected]
     undetected = find_undetected(zeros, ["scores"], explicit)
     assert undetected == ({"scores": "zeros"} if size < 1 else {})

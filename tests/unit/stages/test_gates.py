@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,11 +14,14 @@ import tvmflow
 from tests.support.engine import joined_target, plan_of, planned, recipe, target
 from tvmflow.core.errors import RecipeError
 from tvmflow.runtime import bundles
+from tvmflow.runtime.samples import Samples
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts, StageContext
 from tvmflow.stages.verify import latency, verdict_text
+from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.latency import check_gates
 from tvmflow.stages.verify.libraries import LocalLibrary
+from tvmflow.stages.verify.reference_run import Case
 from tvmflow.stages.verify.verdict import GateResult, Verdict, verdict_without_measurements
 
 FEED = {"x": np.ones((2, 3), np.float32)}
@@ -49,7 +52,14 @@ def check(
     context = StageContext(inputs, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
     settings = verify.settings(recipe(verify=checks), target())
     made: Any = {"passed": True, "against": "none", "latency": {}, **verdict}
-    made["gates"] = check_gates(made, library, FEED, settings, context)
+    case = Case(
+        settings=settings,
+        context=context,
+        model=cast(ImportedModel, None),
+        data=Samples([FEED], 1, None, 1),
+        reference=None,
+    )
+    made["gates"] = check_gates(made, library, case)
     return made["gates"], made
 
 

@@ -21,12 +21,11 @@ from tvmflow.recipe.sections import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import verdict_text
-from tvmflow.stages.verify.comparison import DEFAULTS, FLOAT32, ZEROS
-from tvmflow.stages.verify.draws import reach_more, vary_indices
-from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
-from tvmflow.stages.verify.inner_tensors import InnerLibrary
+from tvmflow.stages.verify.comparison import DEFAULTS
+from tvmflow.stages.verify.draws import RandomDraws
+from tvmflow.stages.verify.inner_tensors import Index, InnerLibrary, find_index, settle_ties
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
-from tvmflow.stages.verify.verdict import Verdict, verdict_without_measurements
+from tvmflow.stages.verify.verdict import FLOAT32, ZEROS, Verdict, verdict_without_measurements
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 from tvmflow.targets.tvm_target import make_target
 
@@ -90,7 +89,9 @@ def test_more_inputs_are_drawn_until_no_other_class_is_reached() -> None:
         signature = {"inputs": [{"name": "x", "shape": [1], "dtype": "float32"}]}
         _, data = next(load_samples(signature, made, None))
         results = ReferenceOutputs(data, [run(feed) for feed in data.batches], {})
-        return reach_more(run, results, ["i"], made, can_settle_ties=can_settle_ties)
+        drawn = RandomDraws(run, results, made)
+        drawn.reach_more(["i"], can_settle_ties=can_settle_ties)
+        return drawn.results
 
     more = reach(VerifySettings.model_construct(verify=CHECKS, inputs={}))
     assert {int(batch["i"][0]) for batch in more.outputs} == set(range(4))
@@ -117,7 +118,7 @@ def test_large_inputs_are_not_drawn_where_ties_cannot_be_told_from_errors() -> N
     for can_settle_ties in (True, False):
         results = ReferenceOutputs(data, [run(feed) for feed in data.batches], {})
         drawn.clear()
-        reach_more(run, results, ["i"], made, can_settle_ties=can_settle_ties)
+        RandomDraws(run, results, made).reach_more(["i"], can_settle_ties=can_settle_ties)
         largest[can_settle_ties] = max(drawn)
     assert largest[True] > 10 > largest[False] > 1
 
@@ -150,7 +151,9 @@ def test_an_index_that_is_0_gets_inputs_that_change_it(
     signature = {"inputs": [{"name": "x", "shape": [16], "dtype": "float32"}]}
     _, drawn = next(load_samples(signature, made, None))
     results = ReferenceOutputs(drawn, [run(feed) for feed in drawn.batches], {})
-    varied = vary_indices(run, results, ["i"], ["i"], made, DEFAULTS[FLOAT32])
+    random_draws = RandomDraws(run, results, made)
+    random_draws.vary_indices(["i"], ["i"], DEFAULTS[FLOAT32])
+    varied = random_draws.results
     assert varied.added == int(is_reached)
     assert len(varied.samples.batches) == varied.samples.total == len(varied.outputs)
     assert [int(batch["i"][0]) for batch in varied.outputs[len(results.outputs) :]] == (

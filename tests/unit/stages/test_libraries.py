@@ -10,7 +10,6 @@ import numpy as np
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.stages.verify.libraries import PartitionedLibrary
-from tvmflow.stages.verify.remote_backends import Signature
 
 X, Y, MIDDLE, OUT = (TensorSpec(name, (2,), "float32") for name in ("x", "y", "middle", "out"))
 
@@ -36,7 +35,7 @@ class Adder:
 def test_every_part_is_given_what_it_takes_and_no_more() -> None:
     """Of the model's inputs, and of what the parts before it gave, for every batch."""
     parts = {"first": Adder("one", (X,), MIDDLE), "second": Adder("other", (Y, MIDDLE), OUT)}
-    whole = PartitionedLibrary(Signature((X, Y), (OUT,)), parts)
+    whole = PartitionedLibrary((X, Y), (OUT,), parts)
     feeds = [{"x": np.full(2, n, np.float32), "y": np.ones(2, np.float32)} for n in (1, 2)]
     results = whole.run_all(feeds)
     assert [list(outputs) for outputs in results] == [["out"], ["out"]]
@@ -49,6 +48,6 @@ def test_every_part_is_given_what_it_takes_and_no_more() -> None:
 def test_what_ran_the_parts_is_named_once() -> None:
     """In the order of the parts."""
     same = {name: Adder("qemu-aarch64", (X,), MIDDLE) for name in "ab"}
-    assert PartitionedLibrary(Signature((X,), (MIDDLE,)), same).ran_on == "qemu-aarch64"
+    assert PartitionedLibrary((X,), (MIDDLE,), same).ran_on == "qemu-aarch64"
     two = {"a": Adder("one", (X,), MIDDLE), "b": Adder("other", (MIDDLE,), OUT)}
-    assert PartitionedLibrary(Signature((X,), (OUT,)), two).ran_on == "one, then other"
+    assert PartitionedLibrary((X,), (OUT,), two).ran_on == "one, then other"

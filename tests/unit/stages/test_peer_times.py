@@ -21,17 +21,16 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify import latency
-from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
+from tvmflow.stages.verify import compare_settings, latency
+from tvmflow.stages.verify.comparison import tolerance_for
 from tvmflow.stages.verify.inputs import ImportedModel, ReferenceOutputs, read_imported_model
 from tvmflow.stages.verify.latency import (
     add_compared,
     add_reference_time,
-    compare_settings,
     make_latency,
 )
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun
-from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
+from tvmflow.stages.verify.verdict import FLOAT32, ComparedRuntime, Verdict
 
 HERE = "/recipes/net.yaml"
 MXNET = {

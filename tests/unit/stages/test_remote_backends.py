@@ -153,7 +153,7 @@ def test_the_reference_has_ended_before_the_library_is_loaded(
         return original(*arguments)
 
     original = libraries.open_library
-    monkeypatch.setattr("tvmflow.stages.verify.open_library", open_library)
+    monkeypatch.setattr("tvmflow.stages.verify.libraries.open_library", open_library)
     monkeypatch.setattr(FRONTENDS["onnx"], "reference", reference)
     facts = verify.run(settings(against="reference"), context)
     assert events == ["reference ended", "library loaded"]

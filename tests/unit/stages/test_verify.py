@@ -16,17 +16,8 @@ from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.verify import comparison, verdict_text
-from tvmflow.stages.verify.comparison import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT16_SUMS,
-    FLOAT32,
-    QUANTIZED,
-    Tolerance,
-    find_arithmetic,
-    tolerance_for,
-)
+from tvmflow.stages.verify import comparison, verdict_text, verification
+from tvmflow.stages.verify.comparison import Tolerance, find_arithmetic, tolerance_for
 from tvmflow.stages.verify.latency import (
     make_latency,
     make_profile,
@@ -34,6 +25,11 @@ from tvmflow.stages.verify.latency import (
     measure_profile,
 )
 from tvmflow.stages.verify.verdict import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT16_SUMS,
+    FLOAT32,
+    QUANTIZED,
     AllowedDifference,
     ComparedRuntime,
     OutputComparison,
@@ -292,13 +288,13 @@ def test_the_gate_on_speed() -> None:
     """The whole library against the same one untuned; without a tuned kernel it is the same one."""
     times = PairedTimes((1.0,) * 8, (3.0,) * 8)
     tuned: Verdict = {"passed": True, "against": "none", "speedup": make_speedup(times)}
-    assert verify.list_slowdowns(tuned, None) == []
-    assert verify.list_slowdowns(tuned, 2.5) == []
-    assert verify.list_slowdowns(tuned, 3.5) == [
+    assert verification.list_slowdowns(tuned, None) == []
+    assert verification.list_slowdowns(tuned, 2.5) == []
+    assert verification.list_slowdowns(tuned, 3.5) == [
         "the speedup of the tuned library over the untuned one is 3, below tune.min_speedup 3.5"
     ]
     untuned_only: Verdict = {"passed": True, "against": "none"}
-    assert "the untuned one is 1, " in verify.list_slowdowns(untuned_only, 3.5)[0]
+    assert "the untuned one is 1, " in verification.list_slowdowns(untuned_only, 3.5)[0]
 
 
 def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> None:

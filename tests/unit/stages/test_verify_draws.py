@@ -47,7 +47,8 @@ def draw_more(
         return [{"node": "n", "operator": "Where", "branches": {"true": share, "false": 1 - share}}]
 
     results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
-    return draws.draw_more(run, observe if condition else None, results, ["y"], made, TOLERANCE)
+    drawn = draws.RandomDraws(run, results, made)
+    return drawn.draw_more(observe if condition else None, ["y"], TOLERANCE)
 
 
 def list_failed(more: MoreDraws, wrong: Function) -> list[str]:
@@ -151,7 +152,7 @@ def test_a_class_that_is_scaled_is_found_over_many_batches() -> None:
     signature = {"inputs": [{"name": "x", "shape": [1, 20], "dtype": "float32"}]}
     results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
     few = MoreDraws(names=("y",))
-    more = draws.draw_repeats(run, few, results, 230, made, TOLERANCE)
+    more = draws.RandomDraws(run, results, made).draw_repeats(few, 230, TOLERANCE)
     noise = np.random.default_rng(1).normal(1, 1e-6, 10).astype(np.float32)
 
     def judge(wrong: Function) -> Any:
@@ -173,7 +174,7 @@ def test_a_class_that_is_scaled_is_found_over_many_batches() -> None:
     assert (found["scaled"]["y"]["axis"], found["scaled"]["y"]["index"]) == (1, 3)
     assert found["scaled"]["y"]["scale"] == pytest.approx(1.001, abs=1e-5)
     for large in (0, 2**21):
-        assert draws.draw_repeats(run, few, results, large, made, TOLERANCE) is few
+        assert draws.RandomDraws(run, results, made).draw_repeats(few, large, TOLERANCE) is few
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,9 @@ def test_each_row_of_a_table_is_read(row: int) -> None:
         return {"y": table[feed["x"]]}
 
     results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
-    more = draws.draw_repeats(run, MoreDraws(names=("y",)), results, 4000, made, TOLERANCE)
+    more = draws.RandomDraws(run, results, made).draw_repeats(
+        MoreDraws(names=("y",)), 4000, TOLERANCE
+    )
     read = {int(n) for draw in more.repeats for n in draw.feed["x"].flat}
     assert read == {*range(1000)}
     assert list_failed(more, lambda x: table[x]) == []

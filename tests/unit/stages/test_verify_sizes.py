@@ -15,8 +15,8 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.samples import make_samples
-from tvmflow.stages.verify import compare_sizes, comparison, verdict_text
-from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
+from tvmflow.stages.verify import comparison, verdict_text
+from tvmflow.stages.verify.comparison import tolerance_for
 from tvmflow.stages.verify.inputs import (
     ReferenceOutputs,
     SizeOutputs,
@@ -27,7 +27,8 @@ from tvmflow.stages.verify.inputs import (
     read_dimensions,
 )
 from tvmflow.stages.verify.reference_run import ReferenceRun
-from tvmflow.stages.verify.verdict import SizeVerdict, Verdict
+from tvmflow.stages.verify.verdict import FLOAT32, SizeVerdict, Verdict
+from tvmflow.stages.verify.verification import compare_sizes
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 
 BATCH = Dimension("batch", 1, 8)

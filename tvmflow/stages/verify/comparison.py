@@ -1,38 +1,35 @@
-"""Comparison of outputs with the reference's: tolerances, errors, and what both cannot detect."""
+"""Comparison of outputs with the reference's: tolerances, errors, and undetectable faults."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import tvm
+from tvm import relax
 
 from tvmflow.core.types import Array, Precision
+from tvmflow.graph import ir
 from tvmflow.runtime.samples import Samples, join_outputs
-from tvmflow.stages.verify.verdict import OutputComparison, ScaledSlice
-
-if TYPE_CHECKING:
-    import numpy as np
-    import tvm
-
-
-FLOAT32: Final = "float32"
-FLOAT16: Final = "float16"
-FLOAT16_SUMS: Final = "float16 sums"
-BFLOAT16: Final = "bfloat16"
-QUANTIZED: Final = "quantized"
-ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    FLOAT32: "float32",
-    FLOAT16: "float16, entirely or in part",
-    FLOAT16_SUMS: "float16, with sums in float16",
-    BFLOAT16: "bfloat16",
-    QUANTIZED: "quantized integers",
-}
+from tvmflow.stages.verify.verdict import (
+    ANYTHING,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT16_SUMS,
+    FLOAT32,
+    INPUTS,
+    QUANTIZED,
+    SMALLEST_NORMAL,
+    ZEROS,
+    OutputComparison,
+    ScaledSlice,
+)
 
 # With fewer elements, the largest value does not predict the errors, and averages are noisy.
 _MIN_SLICE: Final = 256
-SMALLEST_NORMAL: Final = 2.0**-126
-"""That of float32: CPUs may flush smaller values to 0."""
 # A step of a probability may be that much of the largest one.
 _LARGEST_STEP: Final = 0.25
 
@@ -41,17 +38,16 @@ class Tolerance(NamedTuple):
     """|actual - expected| <= atol + rtol * |expected|, with an atol that grows with the output.
 
     Attributes:
-        rtol: The relative tolerance of an element.
         atol: The absolute tolerance, however small the output is.
-        of_largest: At least this share of the output's largest absolute value: the error of a sum
-            follows its largest terms, so that of a result near 0 follows the results beside it.
+        of_largest: At least this share of the output's largest absolute value, because the error of an accumulation
+            follows its largest terms.
         of_slice: At least this share of the largest value of the element's slice along each axis: an
             output may have values of several kinds, such as pixels beside probabilities.
         step: At least this much, up to a quarter of the largest value.
-        rms: The root mean square of all errors, relative to that of the output; None: any.
-        scale: How far the output as a whole may be scaled; None: any.
+        rms: The limit on the root mean square of all errors, relative to that of the output.
+        scale: The limit on the scaling of the output as a whole.
         exact_integers: Integers and booleans must be equal.
-        slice_scale: How far each slice of the output along an axis (a channel) may be scaled; None: any.
+        slice_scale: The limit on the scaling of each slice along an axis, such as a channel.
     """
 
     rtol: float
@@ -74,26 +70,18 @@ class Tolerance(NamedTuple):
 
     def absolute(self, expected: Array) -> Array:
         """Return the absolute tolerance of each element, in a shape that broadcasts; `expected` is float64."""
-        import numpy as np
-
         magnitudes = np.where(np.isfinite(expected), np.abs(expected), 0.0)
         largest = magnitudes.max(initial=0.0)
         atol = max(self.atol, self.of_largest * largest, min(self.step, _LARGEST_STEP * largest))
         if not self.of_slice:
             return np.asarray(atol)
-        return np.maximum(atol, self.of_slice * _largest_of_slices(magnitudes, largest))
-
-
-def _largest_of_slices(magnitudes: Array, largest: float) -> Array:
-    """Return, for each element, the least of the largest values of its slices along each axis."""
-    import numpy as np
-
-    least = np.asarray(largest)
-    for axis, length in enumerate(magnitudes.shape):
-        if length > 1 and magnitudes.size // length >= _MIN_SLICE:
-            others = tuple(other for other in range(magnitudes.ndim) if other != axis)
-            least = np.minimum(least, magnitudes.max(axis=others, keepdims=True))
-    return least
+        # of the largest values of an element's slices along each axis, the smallest counts
+        least = np.asarray(largest)
+        for axis, length in enumerate(magnitudes.shape):
+            if length > 1 and magnitudes.size // length >= _MIN_SLICE:
+                others = tuple(other for other in range(magnitudes.ndim) if other != axis)
+                least = np.minimum(least, magnitudes.max(axis=others, keepdims=True))
+        return np.maximum(atol, self.of_slice * least)
 
 
 # float16 has 11 significant bits, bfloat16 8: ten roundings of the largest value. int8: 16 of 256 quantization steps,
@@ -140,10 +128,6 @@ _OF_PRECISIONS: Final = {"float16": FLOAT16_SUMS, "bfloat16": BFLOAT16}
 
 def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     """Return the coarsest arithmetic of an imported model."""
-    from tvm import relax
-
-    from tvmflow.graph import ir
-
     if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED
     if precision in _OF_PRECISIONS:
@@ -156,7 +140,7 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
 
 
 _LEAST: Final = 2.0**-1022
-# float32 rounds sums to 0.00003 of the largest value.
+# float32 accumulators are rounded to 0.00003 of the largest value.
 _SCALED_OF_LARGEST: Final = 6e-5
 
 
@@ -167,7 +151,7 @@ def compare_batches(
     data: Samples,
     tolerance: Tolerance,
 ) -> dict[str, OutputComparison]:
-    """Return the comparison of each output over all batches; those of one size are compared together."""
+    """Return the comparison of each output over all batches; batches of one size are compared together."""
     groups: dict[Any, list[int]] = {(): [*range(len(expected))]}
     if len({tuple(array.shape for array in batch.values()) for batch in expected}) > 1:
         groups.clear()
@@ -238,16 +222,13 @@ _MERGES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
 def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
     """Return the errors of an output, the absolute tolerance, and the number of mismatched elements.
 
-    An element matches when |actual - expected| <= atol + rtol * |expected|; NaN equals NaN, and an
-    infinity equals itself. All elements together must keep to the root mean square and the scale of
-    the tolerance. Without a single number in the reference's output nothing is compared, and that is
-    not agreement.
+    An element matches when |actual - expected| <= atol + rtol * |expected|; NaN equals NaN, and an infinity equals
+    itself. All elements together must satisfy the limits on root mean square and scale. An output of the reference
+    without a finite value is incomparable, which is not agreement.
     """
-    import numpy as np
-
     if actual.shape != expected.shape:
         return {"passed": False, "shape": f"{actual.shape} instead of {expected.shape}"}
-    # memory that nobody wrote may hold a signaling NaN
+    # uninitialized memory may hold a signaling NaN
     with np.errstate(invalid="ignore"):
         a, b = actual.astype(np.float64), expected.astype(np.float64)
     if b.size and not np.isfinite(b).any():
@@ -293,13 +274,9 @@ _EXPLAINED: Final = 0.8
 def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> ScaledSlice | None:
     """Return the slice along an axis, such as a channel, whose values are the reference's times a factor.
 
-    The error of a wrong factor follows the values, and that of rounding does not: a regression of each slice
-    distinguishes them them apart where each element by itself is within the tolerance.
-
-    Both arrays are float64.
+    The error of a wrong factor is proportional to the values, unlike rounding errors. A regression of each slice
+    detects it even if each element is within the tolerance. Both arrays are float64.
     """
-    import numpy as np
-
     if tolerance.slice_scale is None or not np.isfinite(expected).all():
         return None
     if not np.isfinite(actual).all():
@@ -340,9 +317,7 @@ def has_same_bits(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Compare two tensors between kernels, in which infinities (of a mask) compare like numbers."""
-    import numpy as np
-
+    """Compare two tensors between kernels, in which equal infinities (of a mask) are allowed."""
     if expected.dtype.kind == "f" and actual.shape == expected.shape:
         is_same = ~np.isfinite(expected) & (
             (actual == expected) | (np.isnan(actual) & np.isnan(expected))
@@ -355,8 +330,6 @@ def compare_inner_batches(
     actual: Sequence[Array], expected: Sequence[Array], tolerance: Tolerance
 ) -> OutputComparison:
     """Compare a tensor between kernels over all batches; those of one size are compared together."""
-    import numpy as np
-
     groups: dict[Any, list[tuple[Array, Array]]] = {}
     for own, right in zip(actual, expected, strict=True):
         groups.setdefault((own.shape, right.shape), []).append((own, right))
@@ -366,8 +339,6 @@ def compare_inner_batches(
 
 def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Array]:
     """Return the absolute and the relative error of each element; infinite where only one is NaN."""
-    import numpy as np
-
     with np.errstate(invalid="ignore", over="ignore"):
         # Integers that differ may be one number in float64.
         error = np.where(is_equal, 0.0, np.maximum(np.abs(actual - expected), _LEAST))
@@ -379,12 +350,7 @@ def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Arr
 
 
 def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputComparison:
-    """Return the figures that say how well an output agrees on the whole, by its size.
-
-    The cosine similarity and the scale are left out where they do not exist: one side is zero.
-    """
-    import numpy as np
-
+    """Return the errors of an output as a whole; no cosine similarity or scale if one side is zero."""
     is_number = np.isfinite(actual) & np.isfinite(expected)
     a, b = actual[is_number], expected[is_number]
     largest = np.abs(b).max(initial=0.0)
@@ -446,8 +412,6 @@ def relative_error(
     actual: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
 ) -> float:
     """Return the relative root mean square of the error of the worst output of floats."""
-    import numpy as np
-
     errors = [0.0]
     for name in actual[0]:
         wide = np.stack([np.asarray(batch[name], np.float64) for batch in expected])
@@ -456,14 +420,6 @@ def relative_error(
         difference = np.stack([batch[name] for batch in actual]) - wide
         errors.append(float(np.sqrt(np.mean(np.square(difference)) / np.mean(np.square(wide)))))
     return max(errors)
-
-
-ZEROS: Final = "zeros"
-"""Zeros would pass for an output."""
-INPUTS: Final = "inputs"
-"""The output of one batch would pass for that of every other: a library may ignore its inputs."""
-ANYTHING: Final = "anything"
-"""An output is empty in every batch."""
 
 
 def find_undetected(
@@ -475,16 +431,10 @@ def find_undetected(
 
 
 def _find(batches: Sequence[Array], tolerance: Tolerance) -> str:
-    import numpy as np
-
     if not any(batch.size for batch in batches):
         return ANYTHING
-    if all(_passes(np.zeros_like(batch), batch, tolerance) for batch in batches):
+    if all(compare(np.zeros_like(batch), batch, tolerance)["passed"] for batch in batches):
         return ZEROS
     first, *others = batches
-    is_constant = others and all(_passes(first, other, tolerance) for other in others)
+    is_constant = others and all(compare(first, other, tolerance)["passed"] for other in others)
     return INPUTS if is_constant else ""
-
-
-def _passes(actual: Array, expected: Array, tolerance: Tolerance) -> bool:
-    return compare(actual, expected, tolerance)["passed"]

@@ -6,36 +6,36 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
+
+import numpy as np
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Feed, TensorSpec
 from tvmflow.runtime.samples import draw_integers, random_samples
-from tvmflow.stages.verify.comparison import (
-    SMALLEST_NORMAL,
-    Tolerance,
-    compare,
-    compare_outputs,
-    find_scaled_slice,
-)
+from tvmflow.stages.verify.comparison import Tolerance, compare, compare_outputs, find_scaled_slice
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
 from tvmflow.stages.verify.libraries import Library, check_call
-from tvmflow.stages.verify.verdict import DrawVerdict, Exercise, OutputComparison, ScaledSlice
+from tvmflow.stages.verify.verdict import (
+    SMALLEST_NORMAL,
+    DrawVerdict,
+    Exercise,
+    OutputComparison,
+    ScaledSlice,
+)
 from tvmflow.stages.verify_settings import VerifySettings
 
-if TYPE_CHECKING:
-    Run = Callable[[Feed], dict[str, Array]]
-    Observe = Callable[[Feed], list[Exercise]]
+Run = Callable[[Feed], dict[str, Array]]
+Observe = Callable[[Feed], list[Exercise]]
 
 
 class _Kind(NamedTuple):
     """A distribution of random inputs.
 
     Attributes:
-        text: The description of its inputs.
         deviation: The standard deviation of floats without a range.
-        sign: The sign of these; None for both. Of others, the upper or lower third of their range.
-        has_wide: Whether integers without a range are large, and of both signs; they are 0 and 1 otherwise.
+        sign: The sign of these, or None for both; inputs with a range use its upper or lower third.
+        has_wide: Integers without a range are large, and of both signs; otherwise they are 0 and 1.
     """
 
     text: str
@@ -72,7 +72,7 @@ _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integer
 # The draws for outputs that are indices, in all and one after the other that reach nothing new.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
-# The numbers of their random inputs: others are below.
+# The first seed of these batches; other seeds are below.
 _FIRST_REPEAT: Final = 100
 # Inputs are changed by this many roundings of their dtype: outputs that change more are useless.
 _NUDGE: Final = 2.0
@@ -90,12 +90,11 @@ class MoreDraws(NamedTuple):
     """Results of the further random inputs.
 
     Attributes:
-        names: The outputs that are compared.
-        tolerance: How closely these must agree.
+        names: The compared outputs.
         left_out: The reason for each useless draw.
-        exercises: The branches that all inputs reach; None if the reference does not know.
-        repeats: Batches of the usual distribution, in whose outputs channels are looked for that are scaled.
-        slices: How far these may be scaled.
+        exercises: The branches that all inputs reach; None if the reference does not observe them.
+        repeats: Batches of the usual distribution, which together detect scaled channels.
+        slices: The tolerance for scaled channels.
     """
 
     draws: tuple[Draw, ...] = ()
@@ -107,181 +106,6 @@ class MoreDraws(NamedTuple):
     slices: Tolerance = Tolerance(0.0, 0.0)
 
 
-def draw_repeats(
-    run: Run,
-    more: MoreDraws,
-    results: ReferenceOutputs,
-    elements: int,
-    settings: VerifySettings,
-    tolerance: Tolerance,
-) -> MoreDraws:
-    """Add batches for a model of few `elements`, whose classes have too few values in few samples."""
-    if tolerance.slice_scale is None or not more.names or not _can_add(results, settings):
-        return more
-    if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
-        return more
-    inputs, repeats = _list_inputs(results), []
-    for number in range(_REPEATS):
-        feed = _draw(inputs, settings, _FIRST_REPEAT + number, _Kind(""))
-        repeats.append(Draw("", feed, run(feed)))
-    return more._replace(repeats=tuple(repeats), slices=tolerance)
-
-
-def draw_more(
-    run: Run,
-    observe: Observe | None,
-    results: ReferenceOutputs,
-    names: Sequence[str],
-    settings: VerifySettings,
-    tolerance: Tolerance,
-) -> MoreDraws:
-    """Run the reference on further magnitudes, and on inputs for branches that none before them reach.
-
-    Samples of the recipe and images do not change.
-
-    `observe` returns which branches a batch reaches; it is None if the reference does not know. Without names of
-    outputs to compare, no inputs are drawn.
-    """
-    feeds = results.samples.batches
-    is_random = _is_random(settings)
-    drawer = _Drawer(run, names, tolerance)
-    can_draw, inputs = bool(names) and _can_add(results, settings), _list_inputs(results)
-    drawn_inputs = [spec for spec in inputs if _may_draw(spec, settings)]
-    if can_draw and drawn_inputs and _takes_magnitudes(settings):
-        signed = any((feed[spec.name] < 0).any() for feed in feeds for spec in drawn_inputs)
-        for number, kind in enumerate(_MAGNITUDES):
-            kind = kind._replace(sign=None if signed else 1)
-            feed = _draw(inputs, settings, number + 1, kind)
-            drawer.add(kind.text, feed, nudges=kind.deviation > 1)
-    if (
-        can_draw
-        and _takes_magnitudes(settings)
-        and any(_may_draw(i, settings, "iu") for i in inputs)
-    ):
-        feed = _draw(inputs, settings, len(_MAGNITUDES) + len(_FOR_BRANCHES) + 1, _INTEGERS)
-        drawer.add(_INTEGERS.text, feed, is_needed=False)
-    observed: list[list[Exercise]] = []
-    if observe is not None:
-        # batches of one distribution reach the same branches
-        own = feeds[: 1 if is_random else _MAX_OBSERVED]
-        observed += [observe(feed) for feed in (*own, *(draw.feed for draw in drawer.draws))]
-    if observe is not None and can_draw:
-        for text, feed in _draw_for_branches(inputs, settings):
-            missing = _list_missing(observed)
-            if not missing:
-                break
-            found = observe(feed)
-            if missing - _list_missing([found]) and drawer.add(text, feed, is_needed=False):
-                observed.append(found)
-    return MoreDraws(
-        draws=tuple(drawer.draws),
-        names=tuple(names),
-        tolerance=tolerance,
-        left_out=tuple(drawer.left_out),
-        exercises=None if observe is None else tuple(_merge(observed)),
-    )
-
-
-def reach_more(
-    run: Run,
-    results: ReferenceOutputs,
-    indices: Sequence[str],
-    settings: VerifySettings,
-    *,
-    can_settle_ties: bool,
-) -> ReferenceOutputs:
-    """Draw more random inputs for outputs that are `indices`, and keep the ones that reach new elements.
-
-    `results` are those before; samples of the recipe and images do not change. `can_settle_ties`: an index is
-    judged by its score. If not, no large inputs are drawn: sigmoids of these are all 1, and the library, whose own
-    differ in a last bit, would be rejected.
-    """
-    if not _can_add(results, settings):
-        return results
-    reached = {name: {int(n) for o in results.outputs for n in o[name].flat} for name in indices}
-    inputs, added = _list_inputs(results), list[Draw]()
-    deviations = (0.0, *DEVIATIONS) if can_settle_ties else (0.0, DEVIATIONS[0])
-    last = 0
-    for number in range(_MORE_DRAWS):
-        if number - last > _VAIN_DRAWS:
-            break
-        [feed] = random_samples(
-            inputs,
-            settings.ranges,
-            batches=1,
-            seed=settings.verify.seed + 1 + number,
-            deviation=deviations[number % len(deviations)],
-            nonzero=settings.divisors,
-        ).batches
-        computed = run(feed)
-        new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
-        if any(new.values()) and is_finite([computed], list(computed)):
-            added.append(Draw("", feed, computed))
-            reached = {name: reached[name] | new[name] for name in indices}
-            last = number
-    return _add_samples(results, added)
-
-
-def vary_indices(
-    run: Run,
-    results: ReferenceOutputs,
-    indices: Sequence[str],
-    names: Sequence[str],
-    settings: VerifySettings,
-    tolerance: Tolerance,
-) -> ReferenceOutputs:
-    """Draw other inputs where an index is 0 for all samples, and add the first that change it."""
-    if not _can_add(results, settings):
-        return results
-    constant = {name for name in indices if not any(batch[name].any() for batch in results.outputs)}
-    # roundings of the inputs must not change an index: the library may choose the other of two equal scores
-    drawer = _Drawer(run, [*dict.fromkeys((*indices, *names))], tolerance)
-    for text, feed in _draw_for_branches(_list_inputs(results), settings):
-        if not constant:
-            break
-        outputs = run(feed)
-        varied = {name for name in constant if outputs[name].any()}
-        if varied and drawer.add(text, feed, is_needed=False):
-            constant -= varied
-    return _add_samples(results, drawer.draws)
-
-
-def _can_add(results: ReferenceOutputs, settings: VerifySettings) -> bool:
-    return _is_random(settings) and bool(results.samples.batches[0])
-
-
-def _add_samples(results: ReferenceOutputs, draws: Sequence[Draw]) -> ReferenceOutputs:
-    data, added = results.samples, len(draws)
-    batches = [*data.batches, *(draw.feed for draw in draws)]
-    return results._replace(
-        samples=data._replace(batches=batches, total=data.total + added),
-        outputs=[*results.outputs, *(draw.outputs for draw in draws)],
-        added=results.added + added,
-    )
-
-
-def _list_inputs(results: ReferenceOutputs) -> list[TensorSpec]:
-    feed = results.samples.batches[0]
-    return [TensorSpec(name, array.shape, str(array.dtype)) for name, array in feed.items()]
-
-
-def _is_random(settings: VerifySettings) -> bool:
-    return not settings.verify.data and not any(s.image for s in settings.inputs.values())
-
-
-def _takes_magnitudes(settings: VerifySettings) -> bool:
-    """Return whether a model is made for any magnitude: not where the recipe limits its precision."""
-    return not settings.quantized and settings.precision == "model"
-
-
-def _may_draw(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> bool:
-    """Return whether an input has values of some kinds, by default floats, of any range."""
-    import numpy as np
-
-    known = settings.inputs.get(spec.name)
-    return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
-
-
 class _Drawer:
     """Keeps the draws that can detect a wrong library."""
 
@@ -291,9 +115,9 @@ class _Drawer:
         self.left_out: list[str] = []
 
     def add(self, text: str, feed: Feed, *, is_needed: bool = True, nudges: bool = True) -> bool:
-        """Add a draw whose outputs are values that roundings of the inputs do not change.
+        """Add a draw whose outputs do not change with roundings of the inputs; return whether it was added.
 
-        With `is_needed`, the reason is kept why it is not added; `nudges` tries roundings of the inputs.
+        With `is_needed`, the reason is recorded otherwise; `nudges` tries roundings of the inputs.
         """
         reason = ""
         try:
@@ -317,8 +141,6 @@ class _Drawer:
 
 def _nudge(array: Array) -> Array:
     """Return floats that are a few roundings further up or down."""
-    import numpy as np
-
     if array.dtype.kind != "f":
         return array
     signs = np.random.default_rng(0).choice((-1.0, 1.0), array.shape)
@@ -326,51 +148,184 @@ def _nudge(array: Array) -> Array:
     return nudged
 
 
-def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, kind: _Kind) -> Feed:
-    """Return a batch of seeded random inputs; from `_FIRST_REPEAT` on, batches have all integers together."""
-    import numpy as np
+class RandomDraws:
+    """Runs a reference on further random inputs; samples of the recipe and images stay as they are.
 
-    rng = np.random.default_rng([settings.verify.seed, number])
+    Attributes:
+        results: The samples and outputs of the reference, with the added ones.
+    """
 
-    def draw(spec: TensorSpec) -> Array:
-        if _may_draw(spec, settings):
-            values = rng.normal(0.0, kind.deviation, spec.shape)
-            return (values if kind.sign is None else kind.sign * np.abs(values)).astype(spec.dtype)
-        known = settings.inputs.get(spec.name)
-        low, high = (known and known.range) or (0.0, 1.0)
-        if kind.has_wide and _may_draw(spec, settings, "iu"):
-            info = np.iinfo(spec.dtype)
-            most = info.max if info.bits == 8 else _LARGEST_INTEGER
-            low, high = max(info.min, -most - 1), most
-        third = (high - low) / 3
-        low, high = (
-            high - third if kind.sign == 1 else low,
-            low + third if kind.sign == -1 else high,
+    def __init__(self, run: Run, results: ReferenceOutputs, settings: VerifySettings) -> None:
+        self._run, self.results, self._settings = run, results, settings
+        feed = results.samples.batches[0]
+        self._inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feed.items()]
+        has_images = any(spec.image for spec in settings.inputs.values())
+        self._is_random = not settings.verify.data and not has_images
+        self._can_add = self._is_random and bool(feed)
+
+    def draw_repeats(self, more: MoreDraws, elements: int, tolerance: Tolerance) -> MoreDraws:
+        """Add batches for a model of few `elements`, whose classes have too few values in few samples."""
+        if tolerance.slice_scale is None or not more.names or not self._can_add:
+            return more
+        if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
+            return more
+        repeats = []
+        for number in range(_REPEATS):
+            feed = self._draw(_FIRST_REPEAT + number, _Kind(""))
+            repeats.append(Draw("", feed, self._run(feed)))
+        return more._replace(repeats=tuple(repeats), slices=tolerance)
+
+    def draw_more(
+        self, observe: Observe | None, names: Sequence[str], tolerance: Tolerance
+    ) -> MoreDraws:
+        """Run the reference on other magnitudes, and on inputs for branches that none before them reach.
+
+        `observe` returns the branches that a batch reaches; it is None if the reference cannot. Without outputs to
+        compare, no inputs are drawn.
+        """
+        feeds, settings = self.results.samples.batches, self._settings
+        drawer = _Drawer(self._run, names, tolerance)
+        can_draw = bool(names) and self._can_add
+        # a model is made for any magnitude, unless the recipe limits its precision
+        takes_magnitudes = can_draw and not settings.quantized and settings.precision == "model"
+        drawn_inputs = [spec for spec in self._inputs if self._may_draw(spec)]
+        if takes_magnitudes and drawn_inputs:
+            signed = any((feed[spec.name] < 0).any() for feed in feeds for spec in drawn_inputs)
+            for number, kind in enumerate(_MAGNITUDES):
+                feed = self._draw(number + 1, kind._replace(sign=None if signed else 1))
+                drawer.add(kind.text, feed, nudges=kind.deviation > 1)
+        if takes_magnitudes and any(self._may_draw(spec, "iu") for spec in self._inputs):
+            feed = self._draw(len(_MAGNITUDES) + len(_FOR_BRANCHES) + 1, _INTEGERS)
+            drawer.add(_INTEGERS.text, feed, is_needed=False)
+        observed: list[list[Exercise]] = []
+        if observe is not None:
+            # batches of one distribution reach the same branches
+            own = feeds[: 1 if self._is_random else _MAX_OBSERVED]
+            observed += [observe(feed) for feed in (*own, *(draw.feed for draw in drawer.draws))]
+        if observe is not None and can_draw:
+            for text, feed in self._draw_for_branches():
+                missing = _list_missing(observed)
+                if not missing:
+                    break
+                found = observe(feed)
+                if missing - _list_missing([found]) and drawer.add(text, feed, is_needed=False):
+                    observed.append(found)
+        return MoreDraws(
+            draws=tuple(drawer.draws),
+            names=tuple(names),
+            tolerance=tolerance,
+            left_out=tuple(drawer.left_out),
+            exercises=None if observe is None else tuple(_merge(observed)),
         )
-        if np.dtype(spec.dtype).kind in "iub":
-            # the end of a range is reached, however short it is, and special ids are among the least ones
-            least = math.ceil(low)
-            most = max(least, math.floor(min(high, low + 1) if kind.sign == -1 else high))
-            if number >= _FIRST_REPEAT:
-                # a table's rows, one after the other
-                first = (number - _FIRST_REPEAT) * math.prod(spec.shape)
-                counted = np.arange(first, first + math.prod(spec.shape))
-                values = rng.permutation(least + counted % (most - least + 1))
-                if spec.name in settings.divisors:
-                    values[values == 0] = 1
-                return values.reshape(spec.shape).astype(spec.dtype)
-            return draw_integers(rng, spec, least, most, nonzero=spec.name in settings.divisors)
-        return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
-    return {spec.name: draw(spec) for spec in inputs}
+    def reach_more(self, indices: Sequence[str], *, can_settle_ties: bool) -> None:
+        """Draw more random inputs for outputs that are `indices`, and keep those that reach new classes.
 
+        Without `can_settle_ties`, no large inputs are drawn: their sigmoids are all 1, and a library whose sigmoids
+        differ in the last bit would be rejected.
+        """
+        if not self._can_add:
+            return
+        outputs, settings = self.results.outputs, self._settings
+        reached = {name: {int(n) for o in outputs for n in o[name].flat} for name in indices}
+        added = list[Draw]()
+        deviations = (0.0, *DEVIATIONS) if can_settle_ties else (0.0, DEVIATIONS[0])
+        last = 0
+        for number in range(_MORE_DRAWS):
+            if number - last > _VAIN_DRAWS:
+                break
+            [feed] = random_samples(
+                self._inputs,
+                settings.ranges,
+                batches=1,
+                seed=settings.verify.seed + 1 + number,
+                deviation=deviations[number % len(deviations)],
+                nonzero=settings.divisors,
+            ).batches
+            computed = self._run(feed)
+            new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
+            if any(new.values()) and is_finite([computed], list(computed)):
+                added.append(Draw("", feed, computed))
+                reached = {name: reached[name] | new[name] for name in indices}
+                last = number
+        self._add(added)
 
-def _draw_for_branches(
-    inputs: Sequence[TensorSpec], settings: VerifySettings
-) -> Iterator[tuple[str, Feed]]:
-    """Yield inputs that may reach further branches."""
-    for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
-        yield kind.text, _draw(inputs, settings, number, kind)
+    def vary_indices(
+        self, indices: Sequence[str], names: Sequence[str], tolerance: Tolerance
+    ) -> None:
+        """Draw other inputs if an index is 0 for all samples, and add the first that change it."""
+        if not self._can_add:
+            return
+        outputs = self.results.outputs
+        constant = {name for name in indices if not any(batch[name].any() for batch in outputs)}
+        # roundings of the inputs must not change an index: the library may choose the other of two equal scores
+        drawer = _Drawer(self._run, [*dict.fromkeys((*indices, *names))], tolerance)
+        for text, feed in self._draw_for_branches():
+            if not constant:
+                break
+            computed = self._run(feed)
+            varied = {name for name in constant if computed[name].any()}
+            if varied and drawer.add(text, feed, is_needed=False):
+                constant -= varied
+        self._add(drawer.draws)
+
+    def _add(self, draws: Sequence[Draw]) -> None:
+        data, added = self.results.samples, len(draws)
+        batches = [*data.batches, *(draw.feed for draw in draws)]
+        self.results = self.results._replace(
+            samples=data._replace(batches=batches, total=data.total + added),
+            outputs=[*self.results.outputs, *(draw.outputs for draw in draws)],
+            added=self.results.added + added,
+        )
+
+    def _may_draw(self, spec: TensorSpec, kinds: str = "f") -> bool:
+        """Return whether an input has values of some kinds, by default floats, of any range."""
+        known = self._settings.inputs.get(spec.name)
+        return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
+
+    def _draw_for_branches(self) -> Iterator[tuple[str, Feed]]:
+        """Yield inputs that may reach further branches."""
+        for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
+            yield kind.text, self._draw(number, kind)
+
+    def _draw(self, number: int, kind: _Kind) -> Feed:
+        """Return a batch of seeded random inputs; from `_FIRST_REPEAT` on, batches have all integers together."""
+        settings = self._settings
+        rng = np.random.default_rng([settings.verify.seed, number])
+
+        def draw(spec: TensorSpec) -> Array:
+            if self._may_draw(spec):
+                values = rng.normal(0.0, kind.deviation, spec.shape)
+                return (values if kind.sign is None else kind.sign * np.abs(values)).astype(
+                    spec.dtype
+                )
+            known = settings.inputs.get(spec.name)
+            low, high = (known and known.range) or (0.0, 1.0)
+            if kind.has_wide and self._may_draw(spec, "iu"):
+                info = np.iinfo(spec.dtype)
+                most = info.max if info.bits == 8 else _LARGEST_INTEGER
+                low, high = max(info.min, -most - 1), most
+            third = (high - low) / 3
+            low, high = (
+                high - third if kind.sign == 1 else low,
+                low + third if kind.sign == -1 else high,
+            )
+            if np.dtype(spec.dtype).kind in "iub":
+                # the end of a range is reached, however short it is, and special ids are among the least ones
+                least = math.ceil(low)
+                most = max(least, math.floor(min(high, low + 1) if kind.sign == -1 else high))
+                if number >= _FIRST_REPEAT:
+                    # a table's rows, one after the other
+                    first = (number - _FIRST_REPEAT) * math.prod(spec.shape)
+                    counted = np.arange(first, first + math.prod(spec.shape))
+                    values = rng.permutation(least + counted % (most - least + 1))
+                    if spec.name in settings.divisors:
+                        values[values == 0] = 1
+                    return values.reshape(spec.shape).astype(spec.dtype)
+                return draw_integers(rng, spec, least, most, nonzero=spec.name in settings.divisors)
+            return rng.uniform(low, high, spec.shape).astype(spec.dtype)
+
+        return {spec.name: draw(spec) for spec in self._inputs}
 
 
 # ---------------------------------------------------------------- branches
@@ -431,9 +386,7 @@ def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
 
 
 def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
-    """Look for scaled channels in all batches together: rounding and steps of the model are not a cause."""
-    import numpy as np
-
+    """Find scaled channels in all batches together, where rounding and steps of the model are not a cause."""
     text = f"{len(more.repeats)} more random inputs"
     try:
         outputs = library.run_all([draw.feed for draw in more.repeats])

@@ -1,7 +1,6 @@
 """The search for the cause of a wrong library: a record, a rule, the lowering or the import.
 
-It runs only after `verify` has rejected a library, in a process of its own, and decides nothing:
-only a `verify` that passes makes a library that is delivered.
+It runs in its own process after `verify` has rejected a library, and does not change the verdict.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
@@ -22,6 +21,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Array, Feed, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
 from tvmflow.runtime.virtual_machine import list_tensors
 from tvmflow.runtime.weights import read_safetensors
@@ -36,23 +36,13 @@ from tvmflow.stages.build import (
 from tvmflow.stages.choose import read_choices
 from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify import comparison, verdict_text
+from tvmflow.stages.verify import comparison, inputs, reference_run, verdict_text
 from tvmflow.stages.verify.comparison import Tolerance, compare_inner
-from tvmflow.stages.verify.index_inputs import find_index_inputs
-from tvmflow.stages.verify.inputs import (
-    find_operands,
-    load_samples,
-    read_imported_model,
-    run_reference_on,
-)
-from tvmflow.stages.verify.reference_run import open_reference, run_at
+from tvmflow.stages.verify.inner_tensors import find_index_inputs
 from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.targets.tvm_target import make_target
+from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workloads import normalize, workload_key
-
-if TYPE_CHECKING:
-    from tvmflow.frontends.base import LoadedModel
-
 
 # ---------------------------------------------------------------- wrong kernels
 # Kernels that compute wrong values: each call of a scheduled kernel, against the same kernel without a schedule.
@@ -69,10 +59,10 @@ class WrongKernel(NamedTuple):
     """A kernel with wrong results.
 
     Attributes:
-        call: The first call of it that is wrong, counted from 0.
+        call: Its first wrong call, counted from 0.
         rule: Its schedule rule, or `build.TUNED`.
         mismatch: A sentence about the problem.
-        is_rule_right: Whether it is right as the rules schedule it.
+        is_rule_right: Whether the kernel is right with the schedule of the rules.
     """
 
     name: str
@@ -83,23 +73,23 @@ class WrongKernel(NamedTuple):
 
 
 class KernelCheck:
-    """A build, run on TVM's virtual machine with a look at every call of a kernel.
+    """A build on TVM's virtual machine that checks every call of a kernel.
 
     Attributes:
-        wrong: The wrong kernels by name, in the order of their calls, once it has run.
+        wrong: The wrong kernels by name, in the order of their calls, after `run`.
     """
 
     def __init__(
-        self, settings: BuildSettings, inputs: Mapping[str, Path], tolerance: Tolerance
+        self, settings: BuildSettings, files: Mapping[str, Path], tolerance: Tolerance
     ) -> None:
-        self._settings, self._inputs, self._tolerance = settings, inputs, tolerance
+        self._settings, self._files, self._tolerance = settings, files, tolerance
         self._calls: dict[str, int] = {}
         self._operands: list[Any] = []
         self._built: dict[tuple[str, bool], Any] = {}
         self.wrong: dict[str, WrongKernel] = {}
         self.target = make_target(settings.target)
-        self.model = LoweredModel.read(inputs[LOWERED_ROLE])
-        self._scheduled, self._rules = schedule_kernels(self.model.mod, settings, inputs)
+        self.model = LoweredModel.read(files[LOWERED_ROLE])
+        self._scheduled, self._rules = schedule_kernels(self.model.mod, settings, files)
 
     @cached_property
     def _kernels(self) -> dict[str, tvm.tirx.PrimFunc]:
@@ -117,7 +107,7 @@ class KernelCheck:
 
     def run(self, feed: list[Array]) -> list[Array]:
         """Run the model on one batch, in the order of its inputs, and return its outputs."""
-        params = read_safetensors(self._inputs["import/params.safetensors"])
+        params = read_safetensors(self._files["import/params.safetensors"])
         weights = self.model.compute_weights(params)
         built = ScheduledModel(self._scheduled, weights, self.target).compile()
         machine = relax.VirtualMachine(built, tvm.cpu())
@@ -196,11 +186,9 @@ _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
 
 class Fault(NamedTuple):
-    """A cause of wrong outputs.
+    """A cause of wrong outputs, and the remedy.
 
     Attributes:
-        text: A sentence.
-        fix: The remedy.
         workload: The key of the workload whose schedule is wrong; empty for other faults.
         trial: The id of the trial with that schedule.
     """
@@ -213,14 +201,14 @@ class Fault(NamedTuple):
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     """Return faults as JSON; `payload` is that of `engine.stage_runs.make_payload`."""
-    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    files = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
     build = BuildSettings.model_validate(payload["build"]) if payload["build"] else None
     context = StageContext(
-        inputs=inputs, out=work, work=work, ledger=work, locks=work, emit=lambda event: None
+        inputs=files, out=work, work=work, ledger=work, locks=work, emit=lambda event: None
     )
-    size = inputs["import/params.safetensors"].stat().st_size
+    size = files["import/params.safetensors"].stat().st_size
     if size > _MAX_WEIGHT_BYTES:
         limit = size_text(_MAX_WEIGHT_BYTES)
         faults = [
@@ -232,13 +220,13 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
 
 
 def list_tvmflow_operators(mod: tvm.IRModule) -> list[str]:
-    """Return the operators of a model that passes of tvmflow alone make kernels of, without their prefix."""
+    """Return the operators that only passes of tvmflow lower, without their prefix."""
     names = ir.list_operators(mod)
     return sorted(name.removeprefix(_OWN) for name in names if name.startswith(_OWN))
 
 
 def _nudge(feed: Mapping[str, Array]) -> Feed:
-    """Return inputs whose numbers, if not integers, differ by `_NUDGE` of the largest, up or down."""
+    """Return inputs whose floats differ by `_NUDGE` of the largest value, up or down."""
     rng = np.random.default_rng(0)
 
     def nudge(array: Array) -> Array:
@@ -254,8 +242,7 @@ def _nudge(feed: Mapping[str, Array]) -> Feed:
 class _Search:
     """The search for faults of one library, which may be wrong only at some sizes.
 
-    There are no settings of `build` for a partitioned target. `nodes` has the name of the node of each binding of the
-    imported module.
+    A partitioned target has no settings of `build`. `nodes` has the node of each binding of the imported module.
     """
 
     def __init__(
@@ -270,7 +257,7 @@ class _Search:
         self._settings, self._build, self._context, self._nodes = settings, build, context, nodes
         self._frontend = FRONTENDS[settings.model["kind"]]
         signature = json.loads(context.inputs["import/signature.json"].read_text())
-        self._model = read_imported_model(signature, context.inputs)
+        self._model = inputs.read_imported_model(signature, context.inputs)
         self._signature = signature
         self._tolerance, self._own_tolerance, self._index_inputs = self._read_model()
         self._feed, self._expected, self._nudged = self._run_reference()
@@ -326,16 +313,15 @@ class _Search:
     # ---------------------------------------------------------------- the reference
 
     def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
-        """Return how closely outputs must agree, here and for the recipe, and the inputs of indices.
+        """Return the tolerances for faults and of the recipe, and the inputs of indices.
 
-        Errors within the default tolerance are not a fault of tvmflow: fields of the recipe that ask for more
-        count for nothing here.
+        Errors within the default tolerance are not a fault of tvmflow: stricter fields of the recipe are ignored here.
         """
-        checks, inputs = self._settings.verify, self._context.inputs
-        mod = ir.load_module(inputs["import/model.json"])
-        self._model = self._model._replace(operands=find_operands(mod))
+        checks, files = self._settings.verify, self._context.inputs
+        mod = ir.load_module(files["import/model.json"])
+        self._model = self._model._replace(operands=inputs.find_operands(mod))
         arithmetic = comparison.find_arithmetic(mod, self._settings.precision)
-        indices = find_index_inputs(mod, self._model, self._settings, inputs)
+        indices = find_index_inputs(mod, self._model, self._settings, files)
         tolerance = comparison.tolerance_for(arithmetic, rtol=None, atol=None)
         own = comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
         if not checks.has_default_tolerance:
@@ -351,7 +337,7 @@ class _Search:
         return tolerance, own, indices.tensors if indices and has_names else ()
 
     def _find_tolerance_fault(self, outputs: Sequence[Array]) -> Fault | None:
-        """Return the fault of a recipe that asks for more than these outputs of its model give."""
+        """Return the fault of a recipe whose tolerance is stricter than the model's arithmetic allows."""
         if self._agrees(outputs, self._own_tolerance):
             return None
         rtol, checks = self._tolerance.rtol, self._settings.verify
@@ -374,7 +360,7 @@ class _Search:
         )
 
     def _find_model_fault(self) -> Fault | None:
-        """Return the fault of a model that enlarges the smallest differences until nothing agrees with it."""
+        """Return the fault of a model that amplifies the smallest differences beyond any tolerance."""
         names = [spec.name for spec in (*self._model.outputs, *self._index_inputs)]
         comparisons = {
             name: compare_inner(nudged, expected, self._tolerance)
@@ -392,26 +378,28 @@ class _Search:
         )
 
     def _run_reference(self) -> tuple[Feed, list[Array], list[Array]]:
-        """Return the first batch of `verify`, and the reference's outputs and inputs of indices.
+        """Return the first batch of `verify`, and two results of the reference: for it, and for nudged inputs.
 
-        After these come its outputs of inputs that hardly differ.
+        Each result has the outputs, then the inputs of indices.
         """
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
-        candidates = load_samples(
+        candidates = inputs.load_samples(
             self._signature, self._settings, self._context.inputs.get(DATA), self._model.operands
         )
         bound = self._model.bound
-        with open_reference(self._settings, model, self._context) as reference:
+        with reference_run.open_reference(self._settings, model, self._context) as reference:
 
             def run(feed: Feed) -> dict[str, Array]:
                 return reference.run({**feed, **bound})
 
             if self._at is not None:
-                sized = run_at(run, dict(self._at), self._model, self._settings, self._tolerance)
+                sized = reference_run.run_at(
+                    run, dict(self._at), self._model, self._settings, self._tolerance
+                )
                 feed, outputs = sized.feed, sized.outputs
             else:
-                results = run_reference_on(run, candidates, names, self._tolerance)
+                results = inputs.run_reference_on(run, candidates, names, self._tolerance)
                 feed, outputs = results.samples.batches[0], results.outputs[0]
             nudged = run(_nudge(feed))
         return feed, [outputs[name] for name in names], [nudged[name] for name in names]
@@ -433,17 +421,12 @@ class _Search:
                 f"{numbers} as the schedule rule {rule} schedules it: {wrong.mismatch}", _REPORT
             )
         workload = check.workload(wrong.name)
-        trial = self._read_trial(workload)
+        chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
+        trial = trial_id(chosen[workload])
         by_record = f"{numbers} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
         if not wrong.is_rule_right:
             return Fault(f"{by_record}, and also with that of the rules: {wrong.mismatch}", _REPORT)
         return Fault(f"{by_record}, and right ones without: {wrong.mismatch}", "", workload, trial)
-
-    def _read_trial(self, workload: str) -> str:
-        from tvmflow.tuning.trials import trial_id
-
-        chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
-        return trial_id(chosen[workload])
 
     # ---------------------------------------------------------------- import and lowering
 
@@ -477,8 +460,6 @@ class _Search:
         return model.load(self._settings.model["kind"], names)
 
     def _run_imported(self, loaded: LoadedModel) -> list[Array]:
-        from tvmflow.targets.tvm_target import make_target
-
         weights = list(loaded.params.values())
         return self._run(loaded, ScheduledModel(loaded.mod, weights, make_target(_HOST)))
 
@@ -492,9 +473,6 @@ class _Search:
 
     def _run(self, loaded: LoadedModel, model: ScheduledModel) -> list[Array]:
         """Compile a model for TVM's virtual machine, and return its outputs, then its inner tensors."""
-        import tvm
-        from tvm import relax
-
         machine = relax.VirtualMachine(model.compile(), tvm.cpu())
         feed = [tvm.runtime.tensor(self._feed[spec.name]) for spec in loaded.inputs]
         return [result.numpy() for result in list_tensors(machine["main"](*feed))]
@@ -518,7 +496,7 @@ class _Search:
     def _narrow(self, names: list[str], run: Callable[[LoadedModel], list[Array]]) -> str:
         """Return the first wrong tensor in the order of computation; an empty string if all are right.
 
-        Each round builds once and compares several tensors, so a search takes a logarithmic number of builds.
+        Each round builds once and compares several tensors, so the number of builds is logarithmic.
         """
         first = ""
         while names:
@@ -541,7 +519,7 @@ class _Search:
         loaded = self._load(names)
         computed = run(loaded)[len(loaded.outputs) :]
         model = self._model._replace(tensors=loaded.tensors)
-        with open_reference(self._settings, model, self._context) as reference:
+        with reference_run.open_reference(self._settings, model, self._context) as reference:
             expected = reference.run({**self._feed, **model.bound})
         return {
             spec.name

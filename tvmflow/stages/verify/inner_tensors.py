@@ -1,15 +1,16 @@
-"""The imported model with inner tensors as outputs, compiled as the delivered library and compared.
+"""Inner tensors of a library, compared with the reference's: inputs of argmax, and ties.
 
-The weights are those of the delivered library, and so are the schedules wherever a kernel is the same.
+The imported model with inner tensors as outputs is compiled with the weights of the delivered library, and with its
+schedules wherever a kernel is the same.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import tvm
@@ -21,7 +22,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.graph import ir
+from tvmflow.graph import index_inputs, ir
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
 from tvmflow.graph.dynamic_shapes import read_dimensions, with_dimensions
 from tvmflow.graph.index_inputs import find_nodes_of
@@ -29,13 +30,28 @@ from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import PartProgram
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages.build import BuildSettings, schedule_kernels
+from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.inputs import ImportedModel
 from tvmflow.stages.verify.libraries import LocalLibrary
-from tvmflow.stages.verify_settings import VerifySettings
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.tvm_target import make_target
 from tvmflow.tuning.workloads import normalize, workload_key
 
 _log = logging.getLogger(__name__)
+
+
+def load_inner(
+    mod: tvm.IRModule,
+    variables: Sequence[Any],
+    model: ImportedModel,
+    settings: VerifySettings,
+    files: Mapping[str, Path],
+    dtypes: Sequence[str] = (),
+) -> LoadedModel | None:
+    """Return a model with variables (of some `dtypes`) as further outputs; None if impossible."""
+    if settings.quantized:
+        return return_inner(mod, variables, model, files, dtypes)
+    return load_with_inner(mod, variables, model, settings.model["kind"], files, dtypes)
 
 
 def load_with_inner(
@@ -48,10 +64,7 @@ def load_with_inner(
 ) -> LoadedModel | None:
     """Import a model again, with some variables as further outputs and the weights of the library.
 
-    Only tensors of some dtypes are returned, where these are given.
-
-    Returns:
-        None if the frontend has no names for the tensors.
+    `dtypes` restricts the returned tensors. None if the frontend has no names for the tensors.
     """
     frontend = FRONTENDS[kind]
     tensors = frontend.list_tensors(model.files)
@@ -83,7 +96,7 @@ def load_with_inner(
 def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
     """Return a model that reads an input in place of each inner tensor; None with control flow.
 
-    Each tensor is then computed from those before it as the reference has them: errors do not add up.
+    Each tensor is then computed from the reference's tensors before it, so errors do not accumulate.
     """
     if not ir.is_straight_line(loaded.mod):
         return None
@@ -116,10 +129,7 @@ def return_inner(
 ) -> LoadedModel | None:
     """Return a model that is in no file of a framework, with some variables as further outputs.
 
-    Only tensors of some dtypes are returned, where these are given.
-
-    Returns:
-        None with control flow, and with dynamic shapes.
+    `dtypes` restricts the returned tensors. None with control flow, and with dynamic shapes.
     """
     main = mod["main"]
     if not ir.is_straight_line(mod):
@@ -177,11 +187,7 @@ def _make_main(
 
 @dataclass(frozen=True)
 class InnerLibrary:
-    """A model with inner tensors as further outputs, lowered and scheduled as the delivered library is.
-
-    Attributes:
-        loaded: The model.
-    """
+    """A model with inner tensors as further outputs, lowered and scheduled as the delivered library is."""
 
     loaded: LoadedModel
     lowered: LoweredModel
@@ -218,7 +224,7 @@ class InnerLibrary:
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:
-        """Return the inner tensors that the delivered library computes by the same kernels as tensors, too."""
+        """Return the inner tensors that the delivered library computes with the same kernels as tensors, too."""
         keys = {
             workload_key(normalize(kernel))
             for kernel in delivered.functions.values()
@@ -260,7 +266,7 @@ def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None
 def find_in_memory(
     library: LocalLibrary, feed: Mapping[str, Array], tensors: Mapping[str, Array]
 ) -> set[str]:
-    """Return the tensors that a call of a library has in memory, bit for bit, after one of its kernels."""
+    """Return the tensors that a library has in memory, bit for bit, after one of its kernels."""
     contents = {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
     seen: set[str] = set()
 
@@ -272,3 +278,153 @@ def find_in_memory(
     for result in program.watch(inputs, observe):
         observe(result.tobytes())
     return seen
+
+
+# ---------------------------------------------------------------- indices
+
+# Rounding of a score that a kernel computes together with the index.
+_ROUNDING: Final = 2.0**-21
+
+
+class IndexInputs(NamedTuple):
+    """The tensors of a model that go into an index.
+
+    Attributes:
+        outputs: The outputs that are indices.
+        selects: An index selects data that the model continues with, or returns.
+        loaded: The model with these tensors as further outputs; None if they cannot be compared.
+        reason: The reason why they cannot be compared.
+    """
+
+    outputs: tuple[str, ...]
+    selects: bool
+    loaded: LoadedModel | None
+    reason: str = ""
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors, as far as they can be compared."""
+        return self.loaded.tensors if self.loaded else ()
+
+
+def find_index_inputs(
+    mod: tvm.IRModule, model: ImportedModel, settings: VerifySettings, files: Mapping[str, Path]
+) -> IndexInputs | None:
+    """Return the tensors that go into an index; None for a model without one."""
+    model_indices = index_inputs.find_indices(mod["main"])
+    # behind the outputs are the counts of data-dependent outputs
+    outputs = tuple(spec.name for n, spec in enumerate(model.outputs) if n in model_indices.outputs)
+    if not model_indices.inputs:
+        return None
+    unloaded = IndexInputs(outputs, model_indices.selects, None)
+    if reason := no_inner_reason(settings):
+        return unloaded._replace(reason=reason)
+    try:
+        loaded = load_inner(mod, model_indices.inputs, model, settings, files)
+    except StageError as error:
+        return unloaded._replace(reason=f"the import cannot return it: {error}")
+    if loaded is None and settings.quantized:
+        return unloaded._replace(reason="a condition decides on it, or its shape is dynamic")
+    if loaded is None:
+        name = FRONTENDS[settings.model["kind"]].REFERENCE.name
+        return unloaded._replace(reason=f"it has no name by which {name} returns it")
+    return unloaded._replace(loaded=loaded)
+
+
+def no_inner_reason(settings: VerifySettings) -> str:
+    """Return why inner tensors of a library cannot be compared, or an empty string."""
+    if settings.run_on != LOCAL:
+        return "the library runs on another machine"
+    if settings.lowering is None or len(settings.machines) != 1:
+        return "the model is in parts"
+    [machine] = settings.machines.values()
+    return "" if machine.tvm["kind"] == "llvm" else "the library runs on a GPU"
+
+
+def list_clear_indices(
+    indices: IndexInputs, expected: Sequence[Mapping[str, Array]], tolerance: Tolerance
+) -> tuple[str, ...]:
+    """Return the outputs for which more inputs may be drawn: none if a tie would look like an error."""
+    names = [spec.name for spec in indices.tensors]
+    if names:
+        is_clear = all(find_index(output, names, expected) for output in indices.outputs)
+    else:
+        # scores of float32 are seldom equal
+        is_clear = tolerance.of_slice > 0
+    return indices.outputs if is_clear and not indices.selects else ()
+
+
+class Index(NamedTuple):
+    """An output that is an index of the largest or smallest element along an axis of a tensor."""
+
+    tensor: str
+    axis: int
+    is_largest: bool
+
+
+def find_index(
+    name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
+) -> Index | None:
+    """Return the tensor that an output indexes, by the reference's values; None if it is not an index."""
+    for tensor in tensors:
+        for axis in range(expected[0][tensor].ndim):
+            for is_largest in (True, False):
+                index = Index(tensor, axis, is_largest)
+                if all(_is_index_of(batch[name], batch[tensor], index) for batch in expected):
+                    return index
+    return None
+
+
+def _is_index_of(indices: Array, scores: Array, index: Index) -> bool:
+    positions = _read_positions(indices, scores, index.axis)
+    if positions is None:
+        return False
+    best = _best(scores, index, positions.shape[index.axis])
+    return bool(np.array_equal(np.take_along_axis(scores, positions, index.axis), best))
+
+
+def _read_positions(indices: Array, scores: Array, axis: int) -> Array | None:
+    """Return indices in the shape for `take_along_axis`; None if they cannot be indices along the axis."""
+    length = scores.shape[axis]
+    others = scores.size // length if length else 0
+    if length < 2 or not others or not indices.size or indices.size % others:
+        return None
+    shape = (*scores.shape[:axis], indices.size // others, *scores.shape[axis + 1 :])
+    if [n for n in shape if n > 1] != [n for n in indices.shape if n > 1]:
+        return None
+    positions: Array = np.asarray(indices).astype(np.int64).reshape(shape)
+    is_within = (positions == indices.reshape(shape)) & (positions >= 0) & (positions < length)
+    return positions if bool(is_within.all()) else None
+
+
+def _best(scores: Array, index: Index, count: int) -> Array:
+    """Return the largest or smallest elements along an axis, the first one first."""
+    ordered = np.sort(scores, axis=index.axis)
+    if index.is_largest:
+        ordered = np.flip(ordered, axis=index.axis)
+    return np.take(ordered, range(count), axis=index.axis)
+
+
+def settle_ties(
+    actual: Array,
+    expected: Array,
+    own: Mapping[str, Array],
+    right: Mapping[str, Array],
+    index: Index,
+) -> Array:
+    """Return an index with the reference's element where its own is right for the library's scores, `own`."""
+    if np.array_equal(actual, expected):
+        return actual
+    scores = own[index.tensor]
+    positions = _read_positions(actual, scores, index.axis)
+    if (
+        positions is None
+        or not (np.diff(np.sort(positions, axis=index.axis), axis=index.axis) > 0).all()
+    ):
+        return actual
+    best = _best(scores, index, positions.shape[index.axis]).astype(np.float64)
+    chosen = np.take_along_axis(scores, positions, index.axis).astype(np.float64)
+    errors = np.abs(scores.astype(np.float64) - right[index.tensor].astype(np.float64))
+    allowed = 2 * errors.max() + _ROUNDING * np.abs(best).max()
+    is_tie = (np.abs(chosen - best) <= allowed).reshape(actual.shape)
+    return np.where(is_tie, expected, actual)

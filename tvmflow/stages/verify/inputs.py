@@ -11,8 +11,15 @@ import random
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import onnx
+import PIL
+import tvm
+from PIL import Image
+
+from tvmflow.compiler import load_c_library, lower
 from tvmflow.core.dimensions import (
     WrongSize,
     choose_tuning_size,
@@ -27,38 +34,39 @@ from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Dimension, Feed, Json, Size, TensorSpec
 from tvmflow.custom_operators.loading import calls_folder
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.inputs import array_of
+from tvmflow.frontends.onnx.graph import node_name
+from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of, with_dimensions
+from tvmflow.graph.ir import list_variables
+from tvmflow.graph.operands import (
+    find_input_bounds,
+    has_computed_operands,
+    name_checked_nodes,
+)
 from tvmflow.runtime import samples
 from tvmflow.runtime.bundles import MANIFEST, SIGNATURE, read_bundle
 from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pixels
 from tvmflow.runtime.images import Preprocessing, crop_offset, read_preprocessing
 from tvmflow.runtime.labels import read_labels
+from tvmflow.runtime.module import Module
 from tvmflow.runtime.npz import read_npz
 from tvmflow.runtime.samples import Samples, image_samples
-from tvmflow.stages.base import StageContext
-from tvmflow.stages.images import DATA, ImageList, list_files, read_table
+from tvmflow.stages.base import StageContext, describe_signature
+from tvmflow.stages.images import DATA, ImageList, find_images
 from tvmflow.stages.verify import comparison, verdict_text
-from tvmflow.stages.verify.comparison import INPUTS, Tolerance, find_undetected
-from tvmflow.stages.verify.verdict import ImageComparison
+from tvmflow.stages.verify.comparison import Tolerance, find_undetected
+from tvmflow.stages.verify.verdict import INPUTS, ImageComparison
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, InputSettings, VerifySettings
-
-if TYPE_CHECKING:
-    import numpy as np
-    import tvm
-
-    from tvmflow.frontends.base import LoadedModel
-
+from tvmflow.targets.tvm_target import make_target
 
 # Random divisors of both signs reach remainders of both.
 _MOST_DIVISOR: Final = 9
 
 
 class Operand(NamedTuple):
-    """An input whose integers are indices or divisors.
-
-    Attributes:
-        sizes: The sizes of the axes that it indexes; empty for a divisor.
-    """
+    """An input whose integers are indices into axes of some sizes, or divisors if there are no sizes."""
 
     input: str
     sizes: tuple[Size, ...]
@@ -69,10 +77,10 @@ class ImportedModel(NamedTuple):
 
     Attributes:
         inputs: All its inputs, constant ones last.
-        tensors: Those of its parameters that a reference needs to know.
+        tensors: The inner tensors that a reference returns, too.
         bound: The constants, by input.
-        dimensions: The sizes that each call of its library chooses.
-        quantized: The reference's model in place of the one that `quantize` made, with inner tensors.
+        dimensions: The dimensions whose sizes each call chooses.
+        quantized: The reference's model with inner tensors, if `quantize` made the model.
         operands: The inputs whose integers are indices or divisors.
     """
 
@@ -87,9 +95,6 @@ class ImportedModel(NamedTuple):
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs."""
-        from tvmflow.graph.dynamic_shapes import with_dimensions
-        from tvmflow.graph.operands import name_checked_nodes
-
         loaded = FRONTENDS[kind].load(
             self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
         )
@@ -121,10 +126,6 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
 
 def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
     """Return the inputs of an imported model whose integers are indices or divisors."""
-    from tvmflow.graph import ir
-    from tvmflow.graph.dynamic_shapes import NoSize, size_text
-    from tvmflow.graph.operands import find_input_bounds, has_computed_operands
-
     operands: dict[Operand, None] = {}
     for var, bound in find_input_bounds(mod["main"]):
         if ir.dtype_of(var).startswith(("int", "uint")):
@@ -144,7 +145,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
 def limit_draws(
     settings: VerifySettings, operands: Sequence[Operand], sizes: Mapping[str, int]
 ) -> VerifySettings:
-    """Return settings by which random indices are within their axes, and random divisors are not 0."""
+    """Return settings with random indices within their axes, and without 0 among random divisors."""
     limits: dict[str, InputSettings] = {}
     for operand in operands:
         known = settings.inputs.get(operand.input, InputSettings())
@@ -173,7 +174,7 @@ class ReferenceOutputs(NamedTuple):
         outputs: Outputs and inner tensors by name, for each batch.
         undetected: The outputs whose check a wrong library could pass, and how.
         random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
-        added: How many samples, the last ones, were added for outputs that are indices.
+        added: The number of last samples that were added for outputs that are indices.
     """
 
     samples: Samples
@@ -216,10 +217,10 @@ def load_samples(
 def _draw_samples(
     inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
 ) -> Iterator[tuple[str, Samples]]:
-    """Yield seeded random inputs, each where earlier ones detect too little.
+    """Yield seeded random inputs, each for the case that earlier ones detect too little.
 
-    Floats without a range have both signs, unless the reference gives no values for negative ones. A model that
-    `quantize` made first gets its likely calibration data, numbers from 0 to 1.
+    Floats without a range have both signs, unless the reference gives no values for negative ones. For a quantized
+    model, values from 0 to 1 come first, because calibration data are likely such.
     """
     ranges = settings.ranges
 
@@ -247,10 +248,16 @@ def _draw_samples(
         yield text if number else "", draw(deviation)
 
 
-def draw_inputs(inputs: Sequence[TensorSpec], settings: VerifySettings) -> Iterator[Feed]:
-    """Yield random inputs of fixed shapes, each one that may serve where none before it does."""
+def draw_inputs(
+    specs: Sequence[TensorSpec],
+    sizes: Mapping[str, int],
+    settings: VerifySettings,
+    operands: Sequence[Operand],
+) -> Iterator[Feed]:
+    """Yield random inputs at some sizes, in the order in which they are tried."""
+    fixed, limited = specs_at(specs, sizes), limit_draws(settings, operands, sizes)
     for seed in range(settings.verify.seed, settings.verify.seed + _DRAWS_AT_A_SIZE):
-        for _, data in _draw_samples(inputs, settings, batches=1, seed=seed):
+        for _, data in _draw_samples(fixed, limited, batches=1, seed=seed):
             yield data.batches[0]
 
 
@@ -262,7 +269,7 @@ def run_reference_on(
 ) -> ReferenceOutputs:
     """Run the reference on the first samples that leave no wrong library undetected, with finite outputs.
 
-    Where there are none, outputs are finite if possible, and the fewest leave one undetected.
+    Without such samples, it prefers finite outputs, then the fewest outputs whose check a wrong library could pass.
     """
     best: ReferenceOutputs | None = None
     rank: tuple[bool, int] = (True, 0)
@@ -282,8 +289,6 @@ def run_reference_on(
 
 def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:
     """Return whether no number overflows; integers cannot."""
-    import numpy as np
-
     return all(
         np.isfinite(batch[name]).all() for batch in outputs for name in names if batch[name].size
     )
@@ -301,12 +306,8 @@ def list_operator_mismatches(
 ) -> list[str]:
     """Return a sentence for each operator of the recipe whose code disagrees with its reference.
 
-    Each is compiled by itself, for the tensors that its reference was called with.
-
-    The reference of the stage has recorded these calls.
+    Each is compiled by itself and called with the tensors of the reference's calls, which the stage has recorded.
     """
-    import numpy as np
-
     sentences = []
     for path in sorted(calls_folder(context.work / "reference").glob("*.onnx")):
         with np.load(path.with_suffix(".npz")) as archive:
@@ -330,23 +331,13 @@ def _compute(
     path: Path, arrays: Mapping[str, Array], settings: VerifySettings, context: StageContext
 ) -> tuple[str, dict[str, Array]]:
     """Run a recorded custom operator call; return the operator with its node, and the outputs."""
-    import onnx
-
-    from tvmflow.compiler import load_c_library, lower
-    from tvmflow.frontends.onnx.graph import node_name
-    from tvmflow.runtime.module import Module
-    from tvmflow.targets.tvm_target import make_target
-
     assert settings.run_on == LOCAL and settings.lowering and settings.schedules is not None
     [machine] = settings.machines.values()
     [node] = onnx.load(path).graph.node
     loaded = FRONTENDS["onnx"].load({**context.inputs, "model": path}, ())
     lowered = lower(loaded.mod, make_target(machine.tvm), settings.lowering)
     model = lowered.schedule_untuned(loaded.params, machine.tvm, settings.schedules)
-    signature = {
-        side: [spec.to_json() for spec in specs]
-        for side, specs in (("inputs", loaded.inputs), ("outputs", loaded.outputs))
-    }
+    signature = describe_signature(loaded.inputs, loaded.outputs)
     module = Module(load_c_library(model, signature, machine.threads), signature, {})
     outputs = module.run({spec.name: arrays[spec.name] for spec in loaded.inputs})
     return f"{node.op_type} ({node.domain}) (node {node_name(node)})", outputs
@@ -360,29 +351,18 @@ def _compute(
 _COMPARED: Final = 4
 
 
-class Images(NamedTuple):
-    """The images that a library is verified on.
+def load_images(
+    settings: VerifySettings, context: StageContext
+) -> tuple[Samples | None, dict[str, ImageComparison]]:
+    """Return samples of images, and the preprocessing of each input compared with Pillow.
 
-    Attributes:
-        samples: Its inputs; None if they are not only images.
-        comparisons: The preprocessing of each input, compared with Pillow.
-    """
-
-    samples: Samples | None
-    comparisons: dict[str, ImageComparison]
-
-
-def load_images(settings: VerifySettings, context: StageContext) -> Images:
-    """Return the images for a model with image inputs in the recipe.
-
-    Raises:
-        StageError: when an image cannot be read, or has no class.
+    There are no samples if the inputs are not only images. StageError for an unreadable image.
     """
     manifest, signature = _read_descriptions(settings, context)
     sizes = choose_tuning_sizes(read_dimensions(signature, settings))
     inputs = specs_at([*map(TensorSpec.from_json, signature["inputs"])], sizes)
     preprocessing = read_preprocessing(manifest, inputs)
-    listed = _list_images(context)
+    listed = find_images(context.inputs, DATA)
     samples, pixels = None, {name: _generate_images(entry) for name, entry in preprocessing.items()}
     if listed:
         labels = read_labels(manifest)
@@ -400,8 +380,7 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
         (entry,) = preprocessing.values()
         if not settings.inputs[entry.input.name].range:
             samples = _make_random_samples(entry, settings.verify.samples, settings.verify.seed)
-    compared = {name: _compare(preprocessing[name], images) for name, images in pixels.items()}
-    return Images(samples, compared)
+    return samples, {name: _compare(preprocessing[name], own) for name, own in pixels.items()}
 
 
 def _read_descriptions(
@@ -418,24 +397,14 @@ def _read_descriptions(
 
 
 def with_images(
-    images: Images, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
+    images: Samples | None, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
 ) -> Iterator[tuple[str, Samples]]:
-    """Return the inputs of the library: images in place of random numbers from 0 to 1, or of a data file."""
-    if images.samples is None:
+    """Return the inputs of the library: images instead of random values from 0 to 1, or of a data file."""
+    if images is None:
         return candidates
     # the first candidate reads the file, if there is one
     others = () if has_data else itertools.islice(candidates, 1, None)
-    return itertools.chain([("", images.samples)], others)
-
-
-def _list_images(context: StageContext) -> ImageList | None:
-    """Return the images of `verify.data`, or None if that is a file of arrays or nothing."""
-    prefix = f"{DATA}/"
-    files = [role.removeprefix(prefix) for role in context.inputs if role.startswith(prefix)]
-    if not files:
-        return None
-    table = context.inputs.get(DATA)
-    return read_table(table) if table else list_files(files)
+    return itertools.chain([("", images)], others)
 
 
 def _load(
@@ -453,8 +422,6 @@ def _load(
 
 def _make_random_samples(preprocessing: Preprocessing, batches: int, seed: int) -> Samples:
     """Return batches of seeded noise."""
-    import numpy as np
-
     shape = (*preprocessing.size, preprocessing.channels)
     count = batches * preprocessing.input.shape[0]
     noise = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
@@ -464,8 +431,6 @@ def _make_random_samples(preprocessing: Preprocessing, batches: int, seed: int) 
 
 def _generate_images(preprocessing: Preprocessing) -> list[Array]:
     """Return images of noise that are larger, smaller, wider and higher than the input."""
-    import numpy as np
-
     height, width = preprocessing.size
     rng = np.random.default_rng(0)
     sizes = [(2 * height + 3, 3 * width + 1), (height // 2 + 1, width // 2 + 1)]
@@ -478,12 +443,8 @@ def _generate_images(preprocessing: Preprocessing) -> list[Array]:
 
 def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComparison:
     """Return by how many levels the preprocessing differs from that by Pillow."""
-    import numpy as np
-
     if not is_pillow_installed():
         return {"passed": True, "against": "", "images": 0, "max_level_error": 0}
-    import PIL
-
     errors = []
     for pixels in images:
         expected = _fit_by_pillow(preprocessing, pixels)
@@ -500,9 +461,6 @@ def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComp
 
 def _fit_by_pillow(preprocessing: Preprocessing, pixels: Array) -> Array:
     """Return an image in size and colour of the input, `[height, width, channels]`, by Pillow's functions."""
-    import numpy as np
-    from PIL import Image
-
     mode = "L" if preprocessing.colour == "GRAY" else "RGB"
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert(mode)
     height, width = preprocessing.resized_size(image.height, image.width)
@@ -545,7 +503,7 @@ class ChosenSizes(NamedTuple):
     Attributes:
         combinations: The combinations, in the order in which a library runs them.
         left_out: A sentence for each combination that is too large to be verified.
-        coverage: Of a sweep: which of the sizes of each dimension these are.
+        coverage: The covered sizes of each dimension, for a sweep.
     """
 
     combinations: tuple[Sizes, ...] = ()
@@ -554,11 +512,7 @@ class ChosenSizes(NamedTuple):
 
 
 class SizeOutputs(NamedTuple):
-    """The inputs and outputs of a call of the reference at some sizes.
-
-    Attributes:
-        outputs: The outputs, and inner tensors, by name.
-    """
+    """The inputs of the reference at some sizes, and its outputs and inner tensors by name."""
 
     sizes: Sizes
     feed: dict[str, Array]
@@ -591,10 +545,9 @@ def choose_sizes(
 ) -> ChosenSizes:
     """Return the sizes at which a library is verified.
 
-    These are the minimum and maximum, all tuning sizes, sizes that no tile divides, and random ones;
-    in place of the largest, where it is too large, smaller ones, and each dimension's largest by itself.
-
-    `count_elements` returns the number of elements of all tensors of the model.
+    These are the minimum and maximum, all tuning sizes, sizes that no tile divides, and random ones. If the largest
+    sizes together are too large, smaller ones and each dimension's largest by itself replace them. `count_elements`
+    returns the number of elements of all tensors of the model.
     """
     chosen: list[Sizes] = []
     left_out = []
@@ -740,9 +693,6 @@ def _draw(dimension: Dimension, rng: random.Random) -> int:
 
 def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
     """Return a function that counts a model's elements, without tensors of data-dependent shape."""
-    from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of
-    from tvmflow.graph.ir import list_variables
-
     shapes: list[list[Size]] = []
     for variable in dict.fromkeys(list_variables(mod["main"])):
         sizes = sizes_of(variable)

@@ -6,10 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+import numpy as np
+import psutil
+
+from tvmflow.compiler import LoweredModel, ScheduledModel, load_intrinsics, lower
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import size_text
 from tvmflow.core.statistics import (
@@ -22,16 +25,17 @@ from tvmflow.core.statistics import (
 )
 from tvmflow.core.types import Array, Feed
 from tvmflow.frontends.peers import PEERS, open_peer
-from tvmflow.recipe import Recipe
-from tvmflow.recipe.sections import AUTO, FIXED, QUANTITIES
+from tvmflow.graph import ir
+from tvmflow.graph.dynamic_shapes import at_sizes
+from tvmflow.recipe.sections import QUANTITIES
 from tvmflow.runtime import bundles
+from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages import build
-from tvmflow.stages.base import StageContext
 from tvmflow.stages.choose import read_choices
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.libraries import (
-    UNTIMED_REASONS,
     Library,
     LocalLibrary,
     Timed,
@@ -51,13 +55,9 @@ from tvmflow.stages.verify.verdict import (
     Speedup,
     Verdict,
 )
-from tvmflow.stages.verify_settings import LOCAL, CompareSettings, VerifySettings
+from tvmflow.stages.verify_settings import LOCAL, UNTIMED_REASONS
 from tvmflow.targets.devices import CPU, exclusive
-from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
-
-if TYPE_CHECKING:
-    from tvmflow.compiler import LoweredModel, ScheduledModel
-
+from tvmflow.targets.tvm_target import make_target
 
 # Linux counts CPU time in hundredths of a second; a spinning thread takes at least one in this time.
 _POLL_S: Final = 0.02
@@ -86,22 +86,15 @@ _MIN_PROFILE_ROUNDS: Final = 3
 _SECONDS_PER_PROFILE: Final = 1.0
 
 
-def add_latencies(
-    verdict: Verdict,
-    library: Library,
-    tensors: Mapping[str, Array],
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
+def add_latencies(verdict: Verdict, library: Library, case: Case) -> None:
     """Measure the library, interleaved with the same model untuned if it is tuned, and each part."""
     assert library.timed is not None
-    feed = {spec.name: tensors[spec.name] for spec in library.inputs}
-    with exclusive_devices(settings, context):
-        _measure_variants(verdict, library.timed, feed, settings, context)
-        for name, part_feed in part_feeds(library, tensors).items():
+    with exclusive_devices(case):
+        _measure_variants(verdict, library.timed, case.read_feed(library), case)
+        for name, part_feed in part_feeds(library, case.tensors).items():
             part = library.parts[name].timed
             assert part is not None
-            latency = measure(part, part_feed, settings.verify.repeat)
+            latency = measure(part, part_feed, case.settings.verify.repeat)
             verdict.setdefault("parts", {}).setdefault(name, {})["latency"] = latency
 
 
@@ -117,31 +110,27 @@ def part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed
 
 
 @contextlib.contextmanager
-def exclusive_devices(settings: VerifySettings, context: StageContext) -> Iterator[None]:
+def exclusive_devices(case: Case) -> Iterator[None]:
     """Hold the devices that the library runs on, and the CPU that calls it here."""
-    devices = [machine.device for machine in settings.machines.values()]
-    if settings.run_on == LOCAL:
+    devices = [machine.device for machine in case.settings.machines.values()]
+    if case.settings.run_on == LOCAL:
         devices.append(dict(CPU))
     with contextlib.ExitStack() as stack:
         # always in one order, so that two runs never wait for each other
         for _, device in sorted({device["kind"]: device for device in devices}.items()):
-            stack.enter_context(exclusive(context.locks, device))
+            stack.enter_context(exclusive(case.context.locks, device))
         yield
 
 
-def _measure_variants(
-    verdict: Verdict,
-    library: TimedLibrary,
-    feed: Feed,
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
+def _measure_variants(verdict: Verdict, library: TimedLibrary, feed: Feed, case: Case) -> None:
     """Measure the library, and the same model untuned where it is tuned."""
-    repeat = settings.verify.repeat
-    kernels = context.inputs.get("build/kernels.json")
+    kernels = case.context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
-    if build.TUNED in rules.values() or read_choices(context.inputs):
-        untuned = library.load_variant(_schedule_untuned(settings, context))
+    if build.TUNED in rules.values() or read_choices(case.context.inputs):
+        inputs, has_choices = case.context.inputs, bool(read_choices(case.context.inputs))
+        lowered = lower_untuned(case) if has_choices else LoweredModel.read(inputs[LOWERED_ROLE])
+        [scheduled] = _schedule_by_rules([lowered], case)
+        untuned = library.load_variant(scheduled)
         times = measure_variant(library, untuned, feed)
         verdict["latency"] = {
             "library": make_latency(times.first),
@@ -149,7 +138,7 @@ def _measure_variants(
         }
         verdict["speedup"] = make_speedup(times)
     else:
-        verdict["latency"] = {"library": measure(library, feed, repeat)}
+        verdict["latency"] = {"library": measure(library, feed, case.settings.verify.repeat)}
     profile = measure_profile(library, feed, rules) if rules else None
     if profile is not None:
         verdict["profile"] = profile
@@ -197,8 +186,8 @@ def make_profile(
 ) -> Profile | None:
     """Return the shares of kernels and of schedule rules in a call; None if no kernel was timed.
 
-    Reporting each kernel takes time, which is not part of a call: where all kernels together take
-    longer than `call_s`, a call without reports, they have all of it.
+    `call_s` is the time of a call without reports. If all kernels together take longer, because reporting each kernel
+    takes time, they have all of it.
     """
     kernels_s = sum(seconds.get(name, 0.0) for name in rules)
     if not kernels_s:
@@ -308,8 +297,6 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 def settle() -> None:
     """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
     # planning imports this module
-    import psutil
-
     # the list takes milliseconds, which no poll may take for those of a thread that spins
     children = psutil.Process().children(recursive=True)
     deadline = time.monotonic() + _MAX_SETTLE_S
@@ -329,58 +316,30 @@ def settle() -> None:
             return
 
 
-def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
-    """Return the model with the operators and schedules that it has without tuning."""
-    from tvmflow.compiler import LoweredModel
-
-    if read_choices(context.inputs):
-        lowered = lower_untuned(settings, context.inputs)
-    else:
-        lowered = LoweredModel.read(context.inputs[LOWERED_ROLE])
-    [scheduled] = _schedule_by_rules([lowered], settings, context)
-    return scheduled
-
-
-def lower_untuned(settings: VerifySettings, files: Mapping[str, Path]) -> LoweredModel:
-    """Return the model, lowered for the target with the operators that the rules choose."""
-    from tvmflow.compiler import lower
-    from tvmflow.graph import ir
-    from tvmflow.targets.tvm_target import make_target
-
+def lower_untuned(case: Case, sizes: Mapping[str, int] | None = None) -> LoweredModel:
+    """Return the model, lowered with the operators that the rules choose, or its fixed-shape model for some sizes."""
+    settings = case.settings
     assert settings.lowering is not None, "the model is in one piece"
-    mod = ir.load_module(files["import/model.json"])
+    mod = ir.load_module(case.context.inputs["import/model.json"])
+    mod = mod if sizes is None else at_sizes(mod, sizes)
     return lower(mod, make_target(settings.machines[""].tvm), settings.lowering)
 
 
 def schedule_each(
-    combinations: Iterable[Mapping[str, int]], settings: VerifySettings, context: StageContext
+    combinations: Iterable[Mapping[str, int]], case: Case
 ) -> Iterator[ScheduledModel]:
     """Yield an untuned fixed-shape build of a dynamic model for each combination of sizes."""
-    from tvmflow.compiler import lower
-    from tvmflow.graph import ir
-    from tvmflow.graph.dynamic_shapes import at_sizes
-    from tvmflow.targets.tvm_target import make_target
-
-    mod = ir.load_module(context.inputs["import/model.json"])
-    target, options = make_target(settings.machines[""].tvm), settings.lowering
-    assert options is not None
-    models = (lower(at_sizes(mod, sizes), target, options) for sizes in combinations)
-    return _schedule_by_rules(models, settings, context)
+    return _schedule_by_rules((lower_untuned(case, sizes) for sizes in combinations), case)
 
 
-def _schedule_by_rules(
-    models: Iterable[LoweredModel], settings: VerifySettings, context: StageContext
-) -> Iterator[ScheduledModel]:
+def _schedule_by_rules(models: Iterable[LoweredModel], case: Case) -> Iterator[ScheduledModel]:
     """Yield models with schedules; their weights are read once."""
-    from tvmflow.compiler import load_intrinsics
-    from tvmflow.runtime.weights import read_safetensors
-
-    params = read_safetensors(context.inputs["import/params.safetensors"])
-    target = settings.machines[""].tvm
-    assert settings.schedules is not None
+    params = read_safetensors(case.context.inputs["import/params.safetensors"])
+    target, schedules = case.settings.machines[""].tvm, case.settings.schedules
+    assert schedules is not None
     load_intrinsics(target)
     for model in models:
-        yield model.schedule_untuned(params, target, settings.schedules)
+        yield model.schedule_untuned(params, target, schedules)
 
 
 # ---------------------------------------------------------------- gates
@@ -390,24 +349,18 @@ _MAX_REPEATS: Final = 64
 _NO_MEMORY: Final = "only a C library that runs on this machine says what it allocates"
 
 
-def check_gates(
-    verdict: Verdict,
-    library: Library,
-    tensors: Mapping[str, Array],
-    settings: VerifySettings,
-    context: StageContext,
-) -> dict[str, GateResult]:
+def check_gates(verdict: Verdict, library: Library, case: Case) -> dict[str, GateResult]:
     """Return the result of every gate that the recipe has, by its field in `verify`."""
-    checks, gates = settings.verify, dict[str, GateResult]()
+    checks, gates = case.settings.verify, dict[str, GateResult]()
     limits = {name: read(getattr(checks, name) or "0") for name, read in QUANTITIES.items()}
     if limits[LATENCY]:
-        with exclusive_devices(settings, context):
-            gates[LATENCY] = _check_latency(verdict, library, tensors, limits[LATENCY], settings)
+        with exclusive_devices(case):
+            gates[LATENCY] = _check_latency(verdict, library, limits[LATENCY], case)
     if limits[MEMORY] or limits[SIZE]:
-        whole = bundles.read_bundle(context.inputs["export/module.tvmflow"])
+        whole = bundles.read_bundle(case.context.inputs["export/module.tvmflow"])
         size = sum(len(part.library) for part in (whole.parts or {"": whole}).values())
         if limits[MEMORY]:
-            gates[MEMORY] = _check_memory(library, tensors, limits[MEMORY], size)
+            gates[MEMORY] = _check_memory(library, case.tensors, limits[MEMORY], size)
         if limits[SIZE]:
             gates[SIZE] = _judge(limits[SIZE], size, (size, size))
     for name, limit in checks.max_vs.items():
@@ -435,20 +388,14 @@ def _not_measured(limit: float, reason: str) -> GateResult:
     return {"limit": limit, "state": "not measured", "note": reason}
 
 
-def _check_latency(
-    verdict: Verdict,
-    library: Library,
-    tensors: Mapping[str, Array],
-    limit: float,
-    settings: VerifySettings,
-) -> GateResult:
+def _check_latency(verdict: Verdict, library: Library, limit: float, case: Case) -> GateResult:
     """Measure until the latency is clearly above or below the limit; confirm a failure once.
 
-    The verdict's latency is replaced by the judged one, so that reports show a single latency.
+    The judged latency replaces the verdict's, so that reports show a single latency.
     """
     if library.timed is None:
-        return _not_measured(limit, UNTIMED_REASONS[settings.run_on])
-    feed = {spec.name: tensors[spec.name] for spec in library.inputs}
+        return _not_measured(limit, UNTIMED_REASONS[case.settings.run_on])
+    feed = case.read_feed(library)
     for _ in range(2):
         # a disturbance of some seconds has often ended before the second time
         settle()
@@ -476,10 +423,6 @@ def _check_memory(
     library: Library, tensors: Mapping[str, Array], limit: float, library_bytes: int
 ) -> GateResult:
     """Add up the library and the contexts of its parts, which are in memory together."""
-    import numpy as np
-
-    from tvmflow.runtime.c_loader import NativeProgram
-
     feeds = part_feeds(library, tensors) or {"": dict(tensors)}
     context_bytes = 0
     for name, feed in feeds.items():
@@ -507,32 +450,6 @@ def _check_versus(limit: float, runtime: ComparedRuntime) -> GateResult:
 # Each runs in its own process: how it agrees with the reference, and how fast it is.
 
 
-def compare_settings(
-    recipe: Recipe, target: ResolvedTarget | PartitionedTarget
-) -> CompareSettings | None:
-    """Return the runtimes that a library is compared with, and the ones that are not installed."""
-    requested, limited = recipe.verify.compare, tuple(recipe.verify.max_vs)
-    if not requested and not limited:
-        return None
-    if requested != (AUTO,):
-        runtimes = tuple(dict.fromkeys(n for n in (*requested, *limited) if n != FIXED))
-        return CompareSettings(runtimes=runtimes, fixed=FIXED in requested)
-    suitable = [
-        name
-        for name, peer in PEERS.items()
-        if not peer.unsupported_reason(recipe.model.kind, device_of(target))
-    ]
-    runtimes = tuple(name for name in suitable if PEERS[name].is_installed())
-    return CompareSettings(
-        runtimes=runtimes, missing=tuple(name for name in suitable if name not in runtimes)
-    )
-
-
-def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
-    """Return the kind of device that a target runs on; a partitioned one runs on the CPU, too."""
-    return "cpu" if isinstance(target, PartitionedTarget) else str(target.device["kind"])
-
-
 def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
     """Time the reference interleaved with the library, unless it is a requested runtime."""
     requested = case.settings.compare.runtimes if case.settings.compare else ()
@@ -541,8 +458,8 @@ def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
         return
     if any(PEERS[name].is_reference for name in requested):
         return
-    feed = {spec.name: case.data.batches[0][spec.name] for spec in library.inputs}
-    with exclusive_devices(case.settings, case.context):
+    feed = case.read_feed(library)
+    with exclusive_devices(case):
         peer_feed = {**feed, **case.model.bound}
         times = measure_peer(library.timed, feed, reference, peer_feed, is_requested=False)
     verdict["latency"]["reference"] = make_latency(times.second)
@@ -577,11 +494,11 @@ def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRunti
     settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)
-    own_feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
+    own_feed = case.read_feed(library)
     running = reference.timed if reference and PEERS[name].is_reference else None
     try:
         with (
-            exclusive_devices(settings, context),
+            exclusive_devices(case),
             contextlib.nullcontext(running)
             if running
             else open_peer(

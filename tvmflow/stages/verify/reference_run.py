@@ -1,4 +1,4 @@
-"""The framework that a model came from, run before the library is loaded: its outputs."""
+"""Runs the framework that a model came from, before the library is loaded."""
 
 from __future__ import annotations
 
@@ -6,51 +6,41 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from tvmflow.core.dimensions import sizes_text, specs_at
+from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Feed
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import Reference
+from tvmflow.frontends.base import LoadedModel, Reference
+from tvmflow.graph import ir
+from tvmflow.runtime.module import Module
 from tvmflow.runtime.samples import Samples
+from tvmflow.runtime.weights import read_safetensors
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.quantize.calibration import Signature
+from tvmflow.stages.quantize.points import FloatModel
+from tvmflow.stages.verify import inputs
 from tvmflow.stages.verify.comparison import Tolerance, find_undetected
-from tvmflow.stages.verify.draws import MoreDraws, draw_more, draw_repeats, reach_more, vary_indices
-from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
-from tvmflow.stages.verify.inputs import (
-    ImportedModel,
-    ReferenceOutputs,
-    SizeOutputs,
-    Sizes,
-    choose_tuning_sizes,
-    draw_inputs,
-    is_finite,
-    limit_draws,
-    run_reference_on,
-)
+from tvmflow.stages.verify.draws import MoreDraws, RandomDraws
+from tvmflow.stages.verify.inner_tensors import IndexInputs, list_clear_indices
+from tvmflow.stages.verify.inputs import ImportedModel, ReferenceOutputs, SizeOutputs, Sizes
+from tvmflow.stages.verify.libraries import Library
 from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
-
-if TYPE_CHECKING:
-    from tvmflow.frontends.base import LoadedModel
-    from tvmflow.runtime.module import Module
 
 
 class ReferenceRun(NamedTuple):
     """The results of a reference.
 
     Attributes:
-        note: The note of reports about it, or nothing.
-        results: Its outputs, and the indices of their samples.
-        tolerance: How closely outputs must agree with its own.
-        timed: The reference, which still runs, to be timed interleaved with the library; None if that
-            runs on another machine.
+        note: A note for reports, or nothing.
+        timed: The running reference, to be timed interleaved with the library; None on another machine.
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.
         sized: Its outputs at each combination of sizes; empty for a model of fixed sizes.
         swept: Its outputs at more sizes, at which only outputs are compared.
-        floats: The float model's outputs, for a recipe that quantizes it; empty for others.
+        floats: The float model's outputs, for a recipe that quantizes it.
     """
 
     name: str
@@ -74,6 +64,16 @@ class Case(NamedTuple):
     data: Samples
     reference: ReferenceRun | None
 
+    @property
+    def tensors(self) -> dict[str, Array]:
+        """The first batch, with the reference's outputs for it."""
+        outputs = self.reference.results.outputs[0] if self.reference else {}
+        return {**self.data.batches[0], **outputs}
+
+    def read_feed(self, library: Library) -> Feed:
+        """Return the first batch of a library's inputs."""
+        return {spec.name: self.data.batches[0][spec.name] for spec in library.inputs}
+
 
 def run_reference(
     settings: VerifySettings,
@@ -88,11 +88,11 @@ def run_reference(
     swept_sizes: Sequence[Sizes] = (),
     elements: int = 0,
 ) -> ReferenceRun:
-    """Run the reference in a process of its own, which then ends where it is not timed.
+    """Run the reference in its own process, which ends here unless it will be timed.
 
-    It may be run on any of the `candidates`, with their distribution; `tolerance_of_draws` is for inputs of other
-    magnitudes, `elements` those of all tensors of a model of fixed sizes. At `swept_sizes` outputs alone are
-    compared.
+    It may be run on any of the `candidates`, each with its distribution. `tolerance_of_draws` is for inputs of other
+    magnitudes. `elements` is the size of all tensors of a model of fixed sizes. Only outputs are compared at
+    `swept_sizes`.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
@@ -103,28 +103,29 @@ def run_reference(
     more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
     is_timed = settings.run_on == LOCAL
     dimensions = settings.add_tuning_sizes(model.dimensions)
-    limited = limit_draws(settings, model.operands, choose_tuning_sizes(dimensions))
+    limited = inputs.limit_draws(settings, model.operands, inputs.choose_tuning_sizes(dimensions))
     with contextlib.ExitStack() as own:
         reference = own.enter_context(open_reference(settings, more, context))
 
         def run(feed: Feed) -> dict[str, Array]:
             return reference.run({**feed, **model.bound})
 
-        results = run_reference_on(run, candidates, names, tolerance)
-        clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
-        if clear:
-            results = reach_more(run, results, clear, limited, can_settle_ties=bool(inner))
+        results = inputs.run_reference_on(run, candidates, names, tolerance)
+        drawn = RandomDraws(run, results, limited)
         if indices:
-            results = vary_indices(run, results, indices.outputs, names, limited, tolerance)
+            if clear := list_clear_indices(indices, results.outputs, tolerance):
+                drawn.reach_more(clear, can_settle_ties=bool(inner))
+            drawn.vary_indices(indices.outputs, names, tolerance)
         observe = _make_observe(reference, model)
         compared = () if indices and indices.selects else tuple(names)
         if indices:
             # ties at other magnitudes would look like errors
             returned = {spec.name for spec in model.outputs} - {*indices.outputs}
             compared = tuple(name for name in compared if name in returned)
-        more_draws = draw_more(run, observe, results, compared, limited, tolerance_of_draws)
+        more_draws = drawn.draw_more(observe, compared, tolerance_of_draws)
         if is_timed:
-            more_draws = draw_repeats(run, more_draws, results, elements, limited, tolerance)
+            more_draws = drawn.draw_repeats(more_draws, elements, tolerance)
+        results = drawn.results
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         swept = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in swept_sizes)
         name, note, timed = reference.name, reference.note, None
@@ -170,7 +171,7 @@ def _make_observe(
 
 
 class QuantizedReference:
-    """The quantized model, computed in float32; the latency is that of the framework with the float model."""
+    """The quantized model, computed in float32; it is timed as the framework with the float model."""
 
     def __init__(self, framework: Reference, module: Module) -> None:
         self.name, self.note = framework.name, framework.note
@@ -197,10 +198,9 @@ def run_at(
         StageError: when it cannot run the model at these sizes.
     """
     names = [spec.name for spec in model.outputs]
-    inputs = specs_at([spec for spec in model.inputs if spec.name not in model.bound], sizes)
-    limited = limit_draws(settings, model.operands, sizes)
+    specs = [spec for spec in model.inputs if spec.name not in model.bound]
     best: SizeOutputs | None = None
-    for feed in draw_inputs(inputs, limited):
+    for feed in inputs.draw_inputs(specs, sizes, settings, model.operands):
         try:
             outputs = run(feed)
         except StageError as error:
@@ -208,9 +208,11 @@ def run_at(
                 f"at {sizes_text(sizes)}: {error.message}",
                 fix="narrow the ranges of `dimensions` to sizes that the model can have",
             ) from error
-        if best is None or is_finite([outputs], names):
+        if best is None or inputs.is_finite([outputs], names):
             best = SizeOutputs(sizes, feed, outputs)
-            if is_finite([outputs], names) and not find_undetected([outputs], names, tolerance):
+            if inputs.is_finite([outputs], names) and not find_undetected(
+                [outputs], names, tolerance
+            ):
                 break
     assert best is not None
     return best
@@ -240,11 +242,6 @@ def open_reference(
 def _open_quantized(
     settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> Iterator[Reference]:
-    from tvmflow.graph import ir
-    from tvmflow.runtime.weights import read_safetensors
-    from tvmflow.stages.quantize.calibration import Signature
-    from tvmflow.stages.quantize.points import FloatModel
-
     document = json.loads(context.inputs["import/signature.json"].read_text())
     if model.quantized:
         computed = FloatModel(model.quantized.mod, model.quantized.params, ())

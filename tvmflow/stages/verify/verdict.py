@@ -1,4 +1,4 @@
-"""The verdict of `verify`: `measurements.json` and the facts; `verdict.json` leaves figures out."""
+"""The types of a verdict (facts, `measurements.json`); `verdict.json` omits measured values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypedDict, cast
 
 from tvmflow.core.types import Json
+
+# The arithmetic of a model, which its tolerance is for.
+FLOAT32: Final = "float32"
+FLOAT16: Final = "float16"
+FLOAT16_SUMS: Final = "float16 sums"
+BFLOAT16: Final = "bfloat16"
+QUANTIZED: Final = "quantized"
+ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
+    FLOAT32: "float32",
+    FLOAT16: "float16, entirely or in part",
+    FLOAT16_SUMS: "float16, with sums in float16",
+    BFLOAT16: "bfloat16",
+    QUANTIZED: "quantized integers",
+}
+SMALLEST_NORMAL: Final = 2.0**-126
+"""The smallest normal float32 value: CPUs may flush smaller values to 0."""
+
+ZEROS: Final = "zeros"
+"""Zeros would pass for an output."""
+INPUTS: Final = "inputs"
+"""The output of one batch would pass for that of every other: a library may ignore its inputs."""
+ANYTHING: Final = "anything"
+"""An output is empty in every batch."""
 
 
 class _Seconds(TypedDict):
@@ -18,16 +41,16 @@ class _Seconds(TypedDict):
 
 
 class Latency(_Seconds, total=False):
-    """Seconds of one call: over the repeats of a measurement, and how many these were."""
+    """The seconds of one call over the `repeats` of a measurement."""
 
     repeats: int
 
 
 class Speedup(TypedDict):
-    """The speed of the library relative to something else (the same model untuned), interleaved.
+    """The speedup of the library over another subject, such as the untuned model, interleaved.
 
-    `low` and `high` are the limits of the `median` of `pairs` turns; `is_slower` says that the library
-    is slower beyond the noise.
+    `low` and `high` are the confidence interval of the `median` of `pairs` pairs. `is_slower` means that the library is
+    slower beyond the noise.
     """
 
     median: float
@@ -40,8 +63,7 @@ class Speedup(TypedDict):
 def shown_latency(library_s: float, speedup: Speedup) -> float:
     """Return the seconds of a peer, scaled to the library's shown latency.
 
-    The interleaved ratio holds whatever else the machine did; medians of different measurements need not
-    have that ratio, so the shown latency is the library's times the speedup.
+    The interleaved ratio is independent of other load on the machine, unlike the medians of separate measurements.
     """
     return library_s * speedup["median"]
 
@@ -50,18 +72,16 @@ class _Shares(TypedDict):
     kernels: dict[str, float]
     rules: dict[str, float]
     without_rule: dict[str, float]
+    between_kernels: float
 
 
 class Profile(_Shares, total=False):
-    """The shares of kernels in the time of a call of the library, which is its latency.
+    """The shares of kernels in the latency of the library, from the median seconds of `rounds`.
 
-    `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
-    `without_rule` that of each kernel that no rule fits; `between_kernels` is the rest of the call:
-    in a result of an earlier version, kernels have shares of all kernels, with nothing between them.
-    Shares are those of the median seconds of `rounds`, each of some calls.
+    `kernels` has the share of each kernel, the largest first, `rules` that of each schedule rule, and `without_rule`
+    that of each kernel that no rule fits. `between_kernels` is the rest of the call.
     """
 
-    between_kernels: float
     rounds: int
 
 
@@ -80,7 +100,7 @@ class AllowedDifference(_Limits, total=False):
 
 
 class ScaledSlice(TypedDict):
-    """A slice of a tensor along an axis whose values are those of the reference times `scale`."""
+    """A slice of a tensor along an axis whose values are the reference's times `scale`."""
 
     axis: int
     index: int
@@ -88,34 +108,26 @@ class ScaledSlice(TypedDict):
 
 
 class OutputComparison(TypedDict, total=False):
-    """An output compared with the reference's: errors, and the absolute tolerance.
-
-    `shape` is the problem of a shape, `incomparable` that of the reference's output; nothing
-    else is there then. Numbers that JSON lacks are text.
+    """An output compared with the reference's; values that JSON lacks (infinity, NaN) are text.
 
     Attributes:
-        shape: The shape that it has, and the one that it should have.
-        incomparable: The problem of the reference's output.
-        rtol: The relative tolerance of an element.
-        atol: The absolute tolerance of an element; the largest, where elements differ in it.
-        max_abs_error: The largest absolute error of an element.
-        max_rel_error: The largest relative error.
+        shape: The actual and the expected shape if they differ; no other field is present then.
+        incomparable: The problem of the reference's output; no other field is present then.
+        atol: The absolute tolerance; the largest one if elements differ in it.
         max_rel_error_above_atol: The largest relative error of the elements whose error exceeds atol.
         error_of_largest: The largest absolute error, relative to the output's largest absolute value.
         rms_error: The root mean square of all errors, relative to that of the output.
-        cosine_similarity: That of both outputs as vectors; absent where one is zero.
+        cosine_similarity: The similarity of both outputs as vectors; absent if one is zero.
         scale: The factor that brings the reference's output closest to the library's (least squares).
         best_class_agreement: The share of samples with the same largest element; only for lists of scores.
-        exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
-        scaled_slice: A slice along an axis, such as a channel, that is scaled.
-        worst: The index of the element with the largest error that is out of tolerance, and both values.
-        undetected: Possible undetected faults of a library: return `zeros`, ignore its `inputs`, or `anything`.
-        classes: For an index: how many elements it is one of.
-        reached: For an index: how many different ones the samples reach.
-        ties: The number of indices that differ where the library's scores are equal within their errors.
-        seen: For a tensor that goes into an index, as a library of the same kernels computes it that
-            returns it: the delivered library has the same bits in its memory.
-        is_missing: It has not, though it computes the tensor with the same kernels.
+        exceeded: The exceeded limits for all elements together: `rms`, `scale`.
+        worst: The index and both values of the element with the largest error out of tolerance.
+        undetected: A wrong library that would pass: it returns `zeros`, ignores its `inputs`, or returns `anything`.
+        classes: The number of classes that an index selects from.
+        reached: The number of different indices in the samples.
+        ties: The number of differing indices whose scores are equal within their errors.
+        seen: The delivered library has this input of an index in its memory, bit for bit.
+        is_missing: The delivered library lacks it, although it computes the tensor with the same kernels.
     """
 
     passed: bool
@@ -145,16 +157,16 @@ class OutputComparison(TypedDict, total=False):
 
 
 def largest(values: Iterable[float | str]) -> float | None:
-    """Return the largest of some values of outputs; None when not all are finite, which are text in JSON."""
+    """Return the largest of some values, which JSON may have as text; None if one is not finite."""
     numbers = list(map(float, values))
     return max(numbers) if numbers and all(map(math.isfinite, numbers)) else None
 
 
 class LayersComparison(TypedDict, total=False):
-    """The rounded tensors of a quantized model, each computed from those of the reference before it.
+    """The rounded tensors of a quantized model, each computed from the reference's tensors before it.
 
     Attributes:
-        tensors: How many there are.
+        tensors: The number of tensors.
         max_steps: The largest error of an element in quantization steps.
         differing: The share of elements with an error.
         allowed_steps: The allowed error of an element in quantization steps.
@@ -162,7 +174,7 @@ class LayersComparison(TypedDict, total=False):
         scaled: Tensors with a scaled channel, by name.
         outputs: The outputs, computed from the last of these tensors.
         is_reproduced: The library computes the same bits as the same kernels compiled again.
-        not_compared: Why they are not compared; nothing else is there then.
+        not_compared: The reason why they are not compared; only `passed` is present then.
     """
 
     passed: bool
@@ -178,12 +190,7 @@ class LayersComparison(TypedDict, total=False):
 
 
 class CallVerdict(TypedDict, total=False):
-    """The verdict on one call of a library.
-
-    Attributes:
-        passed: All outputs agree with the reference's.
-        failure: Why the library cannot be called; no outputs are there then.
-    """
+    """The verdict on one call of a library; `failure` in place of `outputs` if it cannot be called."""
 
     passed: bool
     outputs: dict[str, OutputComparison]
@@ -194,10 +201,9 @@ class SizeVerdict(CallVerdict, total=False):
     """The verdict on a library at some sizes of its dimensions, on random inputs.
 
     Attributes:
-        is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
-        latency_s: Seconds of a call; absent where the library cannot be timed.
-        reference_latency_s: Those of the reference.
-        fixed_speedup: The speed relative to an untuned fixed-shape library, if there was one.
+        is_repeatable: False if it computes other bits after calls with other sizes; absent otherwise.
+        latency_s: Seconds of a call; absent if the library cannot be timed.
+        fixed_speedup: The speedup over an untuned fixed-shape library, if there was one.
     """
 
     sizes: dict[str, int]
@@ -208,22 +214,14 @@ class SizeVerdict(CallVerdict, total=False):
 
 
 class DrawVerdict(CallVerdict, total=False):
-    """The verdict on a library for a batch of random inputs beside the usual ones.
-
-    Attributes:
-        scaled: The outputs with a scaled channel, over many batches together.
-    """
+    """The verdict on further random inputs, with the outputs that have a scaled channel."""
 
     inputs: str
     scaled: dict[str, ScaledSlice]
 
 
 class Exercise(TypedDict):
-    """The branches of a node that computes piecewise, as the reference takes them.
-
-    Attributes:
-        branches: The share of elements that take each branch, over all inputs; 0 if none does.
-    """
+    """The share of elements that take each branch of a piecewise operator in the reference."""
 
     node: str
     operator: str
@@ -234,7 +232,7 @@ class SweepVerdict(TypedDict):
     """The verdict on a library at many sizes, where only outputs are compared.
 
     Attributes:
-        coverage: Which of the sizes of each dimension these are.
+        coverage: The covered sizes of each dimension.
         failed: The verdict at each size where it is wrong.
     """
 
@@ -247,13 +245,13 @@ class _Named(TypedDict):
 
 
 class ComparedRuntime(_Named, total=False):
-    """Another runtime beside the library: compared with the reference, and measured interleaved.
+    """Another runtime: compared with the reference, and measured interleaved with the library.
 
     Attributes:
-        outputs: Its outputs compared with the reference's, as timed calls compute them; absent without a reference.
+        outputs: Its outputs in timed calls, compared with the reference's; absent without a reference.
         library: The latency of the library in the same interleaved measurement.
-        speedup: The speed of the library relative to it.
-        not_timed: The reason why it was not timed; nothing but the name is there then.
+        speedup: The speedup of the library over it.
+        not_timed: The reason why it was not timed; only `name` is present then.
     """
 
     outputs: dict[str, OutputComparison]
@@ -277,12 +275,11 @@ class GateResult(TypedDict, total=False):
     """A limit of the recipe, and the measured value: seconds, bytes, or a ratio.
 
     Attributes:
-        limit: The limit.
-        value: The measured value: a median, where that varies.
+        value: The measured value, a median if it varies.
         low: The lower limit of its confidence interval.
         high: The upper limit.
-        count: How often it was measured; absent where it does not vary.
-        state: `passed`, `failed`, `within the noise` of the limit, which passes, or `not measured`, which fails.
+        count: The number of measurements; absent if the value does not vary.
+        state: Values `within the noise` of the limit pass; gates that are `not measured` fail.
         note: The parts of memory, the compared runtime, or the reason why it is not measured.
     """
 
@@ -296,7 +293,7 @@ class GateResult(TypedDict, total=False):
 
 
 class ImageComparison(TypedDict):
-    """The preprocessing of images, compared with that `against` Pillow; empty if not installed."""
+    """The preprocessing of images, compared with Pillow's; `against` is empty if Pillow is not installed."""
 
     passed: bool
     against: str
@@ -305,7 +302,7 @@ class ImageComparison(TypedDict):
 
 
 class PartVerdict(TypedDict, total=False):
-    """The verdict on a part of a model by itself, or on a library beside the delivered one."""
+    """The verdict on a part of a model by itself, or on a second library beside the delivered one."""
 
     outputs: dict[str, OutputComparison]
     latency: Latency
@@ -317,13 +314,13 @@ class _Passed(TypedDict):
 
 
 class DeliveryVerdict(_Passed, total=False):
-    """An output that was loaded in a new process, as users load it, with one of the verified samples.
+    """The verdict on an output that was loaded in a new process, as users load it, with a verified sample.
 
     Attributes:
-        is_equal: It computes the same bits; absent where it is not run.
-        outputs: The comparison of each output with the verified library's, where bits differ.
-        failure: Why it cannot be loaded or called.
-        not_run: Why no process of this machine loads it.
+        is_equal: It computes the same bits; absent if it is not run.
+        outputs: The comparison of each output with the verified library's if bits differ.
+        failure: The reason why it cannot be loaded or called.
+        not_run: The reason why no process of this machine loads it.
     """
 
     is_equal: bool
@@ -338,22 +335,16 @@ class _Steps(_Passed):
 
 
 class StatesVerdict(_Steps, total=False):
-    """The verdict on a sequence of steps of a model with states, beside calls that are handed the states.
+    """The verdict on `steps` steps with states, compared with calls that take the states as inputs.
 
-    Attributes:
-        steps: How many steps were compared.
-        length: The length of the growing states after these.
-        failure: The problem.
+    `length` is the length of the growing states after these steps, and `failure` is the problem.
     """
 
     failure: str
 
 
 class IsaLevelVerdict(TypedDict, total=False):
-    """The verdict on the code for one level of CPUs.
-
-    `sizes` has the wrong ones, and `not_verified` says why there is no verdict.
-    """
+    """The verdict on the code for one ISA level; `sizes` has the wrong sizes only."""
 
     ran_on: str
     outputs: dict[str, OutputComparison]
@@ -370,29 +361,27 @@ class _Judged(TypedDict):
 
 
 class Verdict(_Judged, total=False):
-    """Everything that was verified of a library, and why it is rejected.
+    """Everything that was verified of a library, and the reasons why it is rejected.
 
-    `reference` names the framework of the comparison, and `reference_note` says why that is not the framework itself,
-    where it refuses the model. `ran_on` names the machine where that is not this process, `samples` counts samples
-    (or random batches); the last `added_samples` reach more elements of an index. `latency` has the library, the same
-    model `untuned`, and the `reference`; `speedup` is there where the library is tuned, `reference_speedup` where the
-    reference was timed, and `profile` where the library ran in this process. `tolerance` is for the arithmetic that
-    it names. `images` has the preprocessing of each input that takes images. `vm` is the verdict on the library for
-    TVM's virtual machine that outputs are made of beside this one. `not_run` and `latency_not_measured` are reasons.
-    `gates` has the limits of latency, memory and size. `index_inputs` has the tensors that go into an index, and
-    `index_inputs_not_compared` says why there are none; `layers` is there where the outputs of a quantized model do
-    not say enough. `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
-    `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which outputs a wrong
-    library could go undetected, and which other runtimes do not agree with the reference. A library with dimensions
-    is verified `at` some sizes, where its latency is also measured; `sizes` has the verdict at others, and
-    `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels` has the verdict on each
-    level of CPUs that the library has code for, `fallback` that on the code for browsers without WebGPU run.
-    `deliveries` has the verdict on each output that was loaded as users do. `threads` says whether the bits are the
-    same with other numbers of threads. `draws` has the verdict on random inputs beside the usual ones,
-    `draws_left_out` why some are useless; `exercises` has the branches of operators that all inputs reach,
-    `unexercised` a phrase for each that none does, and `exercises_not_observed` the reference that do not know. A
-    library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is
-    the root mean square of the difference from the `reference`, which computes the float model, relative to that.
+    Attributes:
+        samples: The number of samples or random batches.
+        added_samples: The number of last samples that were added to reach more elements of an index.
+        random_inputs: The distribution of unusual random inputs.
+        reference_note: The reason why the reference is not the framework itself.
+        index_inputs: The tensors that go into an index.
+        layers: Present if the outputs of a quantized model are too inexact to detect a wrong layer.
+        vm: The verdict on a further library for TVM's virtual machine, which other outputs are made of.
+        fallback: The verdict on the code for browsers without WebGPU.
+        float_error: The root mean square difference from the float model's outputs, relative to these.
+        ran_on: The machine or emulator, if not this process.
+        latency: The library, the same model `untuned`, and the `reference`.
+        compared: Other runtimes, by their names in a recipe.
+        at: The sizes of the dimensions at which everything is verified; `sizes` and `swept` have others.
+        sizes_left_out: A sentence for each combination of sizes that is too large.
+        threads: Whether the bits are the same with other thread counts.
+        draws_left_out: A sentence for each useless draw.
+        exercises_not_observed: The reference, if it does not observe branches.
+        unexercised: A phrase for each branch that no input reaches.
     """
 
     samples: int
@@ -455,7 +444,7 @@ def list_measured(verdict: Verdict) -> list[Mapping[str, Any]]:
 
 
 def largest_error(*verdicts: Mapping[str, Any]) -> float | None:
-    """Return the largest absolute error in some verdicts; None if an output has no finite one."""
+    """Return the largest absolute error in some verdicts; None if an output has no finite error."""
     return largest(output.get("max_abs_error", math.nan) for output in list_compared(*verdicts))
 
 
@@ -510,9 +499,9 @@ _WITH_REFERENCE: Final = {
 
 
 def verdict_without_measurements(verdict: Verdict) -> Verdict:
-    """Return the verdict on a library that passed, without figures of this machine and this run.
+    """Return the verdict on a library that passed, without values that depend on the machine or the run.
 
-    Errors and accuracy are figures too: another CPU makes the reference compute in another order.
+    These include errors and accuracy, because another CPU makes the reference accumulate in another order.
     """
     lasting = _select(verdict, _WITH_REFERENCE if "reference" in verdict else _ALWAYS)
     if "samples" in lasting:

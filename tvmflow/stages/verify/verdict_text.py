@@ -1,4 +1,4 @@
-"""Text of a verdict: reports, why a library is rejected, and what its comparison cannot detect."""
+"""The text of a verdict: reports, the reasons why a library is rejected, and undetectable faults."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text, latency_text, size_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
-from tvmflow.stages.verify.comparison import (
+from tvmflow.stages.verify.verdict import (
     ANYTHING,
     ARITHMETIC_TEXTS,
     INPUTS,
-    SMALLEST_NORMAL,
-    ZEROS,
-)
-from tvmflow.stages.verify.verdict import (
     LATENCY,
     MEMORY,
     SIZE,
+    SMALLEST_NORMAL,
     VERSUS,
+    ZEROS,
     AllowedDifference,
     ComparedRuntime,
     GateResult,
@@ -83,7 +81,10 @@ def _describe(facts: Verdict) -> list[str]:
         lines.append(
             f"inputs are {facts['random_inputs']}: others did not reach every output, or gave no finite numbers"
         )
-    lines += _describe_draws(facts)
+    if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
+        lines.append(f"agrees with {compared_with(facts)} for {', '.join(draws)}, too")
+    if "unexercised" in facts:
+        lines.append(f"never exercised: {'; '.join(facts['unexercised'])}")
     if "reference_note" in facts:
         lines.append(facts["reference_note"])
     if "float_error" in facts:
@@ -172,14 +173,6 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
         f"latency beside libraries of one size: {geometric_mean(ratios.values()):.2f} times as long "
         f"(geometric mean; most at {slowest}: {ratios[slowest]:.2f})"
     )
-
-
-def _describe_draws(facts: Verdict) -> Iterator[str]:
-    """Yield the further inputs on which a library was verified, and branches that no input reached."""
-    if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
-        yield f"agrees with {compared_with(facts)} for {', '.join(draws)}, too"
-    if "unexercised" in facts:
-        yield f"never exercised: {'; '.join(facts['unexercised'])}"
 
 
 def _explain_exercises(facts: Verdict) -> Iterator[str]:
@@ -311,8 +304,8 @@ def _describe_latency(facts: Verdict) -> list[str]:
             else ()
         ),
         *(line for runtime in compared for line in _describe_compared(runtime, facts)),
-        *_describe_speedup(facts.get("speedup")),
-        *_describe_profile(facts.get("profile")),
+        *(_describe_speedup(facts["speedup"]) if "speedup" in facts else ()),
+        *(_describe_profile(facts["profile"]) if "profile" in facts else ()),
     ]
 
 
@@ -340,14 +333,12 @@ def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str
         yield f"{runtime['name']} agrees with {facts['reference']}, too (largest error: {error:.2g})"
 
 
-def _describe_speedup(speedup: Speedup | None) -> list[str]:
-    """Return the speedup over the untuned library; a tuned library that is slower stands out."""
-    if speedup is None:
-        return []
+def _describe_speedup(speedup: Speedup) -> Iterator[str]:
+    """Yield the speedup over the untuned library; a tuned library that is slower stands out."""
     text = _speedup_text(speedup, _UNTUNED)
-    if not speedup["is_slower"]:
-        return [text]
-    return [f"SLOWER THAN UNTUNED: {text}; `--minutes 0` delivers the untuned library"]
+    if speedup["is_slower"]:
+        text = f"SLOWER THAN UNTUNED: {text}; `--minutes 0` delivers the untuned library"
+    yield text
 
 
 def _speedup_text(speedup: Speedup, subject: str) -> str:
@@ -358,17 +349,15 @@ def _speedup_text(speedup: Speedup, subject: str) -> str:
     return f"speedup over {subject} {median:.3g} ({limits})"
 
 
-def _describe_profile(profile: Profile | None) -> list[str]:
-    """Return the kernels that no schedule rule fits, with their shares of the time."""
-    shares = profile["without_rule"] if profile else {}
-    if not shares:
-        return []
-    names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
-    verb = "takes" if len(shares) == 1 else "take"
-    return [
-        f"{count_text(len(shares), 'kernel')} that no schedule rule fits {verb} "
-        f"{sum(shares.values()):.1%} of the time: {names}"
-    ]
+def _describe_profile(profile: Profile) -> Iterator[str]:
+    """Yield the kernels that no schedule rule fits, with their shares of the time."""
+    if shares := profile["without_rule"]:
+        names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
+        verb = "takes" if len(shares) == 1 else "take"
+        yield (
+            f"{count_text(len(shares), 'kernel')} that no schedule rule fits {verb} "
+            f"{sum(shares.values()):.1%} of the time: {names}"
+        )
 
 
 def explain(facts: Verdict) -> list[str]:
@@ -379,9 +368,7 @@ def explain(facts: Verdict) -> list[str]:
     if not profile:
         return lines
     rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
-    rules += (
-        [("between kernels", profile["between_kernels"])] if "between_kernels" in profile else []
-    )
+    rules.append(("between kernels", profile["between_kernels"]))
     rounds = f" ({count_text(profile['rounds'], 'round')} of calls)" if "rounds" in profile else ""
     shares = ", ".join(f"{name} {share:.1%}" for name, share in rules)
     lines.append(f"time by schedule rule{rounds}: {shares}")
@@ -441,11 +428,10 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         mismatches += _list_wrong_layers(level, reference)
         mismatches += _list_wrong_sizes(level.get("sizes", ()), reference)
         failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
-    fallback, vm = verdict.get("fallback", {}), verdict.get("vm", {})
-    mismatches = list_mismatches(fallback.get("outputs", {}), reference)
-    failures += [f"the package as WebAssembly: {mismatch}" for mismatch in mismatches]
-    mismatches = list_mismatches(vm.get("outputs", {}), reference)
-    failures += [f"{_VM}: {mismatch}" for mismatch in mismatches]
+    vm = verdict.get("vm", {})
+    for name, other in (("the package as WebAssembly", verdict.get("fallback", {})), (_VM, vm)):
+        mismatches = list_mismatches(other.get("outputs", {}), reference)
+        failures += [f"{name}: {mismatch}" for mismatch in mismatches]
     failures += _list_wrong_layers(verdict, reference)
     failures += _list_wrong_draws(verdict, reference)
     failures += [
@@ -548,15 +534,15 @@ def describe_fix(verdict: Verdict) -> str:
     differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
     figures = "verify.json among the delivered files has all that was measured"
-    remedies = [*list_remedies(verdict), figures, *([tolerances] if differs else [])]
+    remedies = [*_list_remedies(verdict), figures, *([tolerances] if differs else [])]
     return "; ".join(remedies)
 
 
 def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
-    """Return a sentence for every input whose preprocessing is not that of Pillow."""
+    """Return a sentence for every input whose preprocessing differs from Pillow's."""
     return [
-        f"the preprocessing of '{name}' differs from that by {comparison['against']} by {comparison['max_level_error']} "
-        "of 255 levels"
+        f"the preprocessing of '{name}' differs from that by {comparison['against']} by "
+        f"{comparison['max_level_error']} of 255 levels"
         for name, comparison in images.items()
         if not comparison["passed"]
     ]
@@ -569,7 +555,11 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
         *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
         *_list_unchecked_indices(verdict),
         *_list_differing_runtimes(verdict),
-        *list_undecided(verdict),
+        *(
+            f"{describe_gate(gate, result)}, which passes"
+            for gate, result in verdict.get("gates", {}).items()
+            if result["state"] == "within the noise"
+        ),
     ]
 
 
@@ -748,14 +738,7 @@ def list_exceeded(verdict: Verdict) -> list[str]:
     ]
 
 
-def list_undecided(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence for every gate whose limit lies within the noise."""
-    for gate, result in verdict.get("gates", {}).items():
-        if result["state"] == "within the noise":
-            yield f"{describe_gate(gate, result)}, which passes"
-
-
-def list_remedies(verdict: Verdict) -> Iterator[str]:
+def _list_remedies(verdict: Verdict) -> Iterator[str]:
     """Yield remedies for failing gates."""
     gates = verdict.get("gates", {})
     failed = [gate.partition(".")[0] for gate in gates if gates[gate]["state"] == "failed"]

@@ -22,7 +22,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare
-from tvmflow.targets.tvm_target import make_target
+from tvmflow.stages.verify.verdict import QUANTIZED
 
 frontend = FRONTENDS["onnx"]
 
@@ -43,7 +43,7 @@ def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Arra
 
 def agrees(actual: Array, expected: Array) -> bool:
     """As closely as a quantized model can."""
-    tolerance = comparison.DEFAULTS[comparison.QUANTIZED]
+    tolerance = comparison.DEFAULTS[QUANTIZED]
     return bool(compare(actual, expected, tolerance)["passed"])
 
 
@@ -86,16 +86,12 @@ def test_weights_stay_integers(tmp_path: Path) -> None:
     assert {str(array.dtype) for array in loaded.params.values()} == {"int8"}
     mod, target = loaded.mod, host_level()
     options = replace(FAST, winograd=0)
-    lowered = lowering.lower(mod, make_target(target), options)
+    lowered = lowering.lower(mod, lowering.make_target(target), options)
     folded = lowered.compute_weights(loaded.params)
     assert {str(item.dtype) for item in folded if item.ndim > 1} == {"int8"}
     names = kernels_of(mod, target, options)
     assert not [name for name in names if name.startswith("dequantize")]
-    library = (
-        lowering.lower(mod, make_target(target), options)
-        .schedule_untuned(loaded.params, target, 1)
-        .compile()
-    )
+    library = lowering.compile_untuned(mod, loaded.params, target, options, 1)
     feed = {"data": draw(1, 16, 24, 24, seed=5)}
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(feed["data"]))
     assert agrees(actual.numpy(), reference(loaded, tmp_path, feed))

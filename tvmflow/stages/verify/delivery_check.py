@@ -1,7 +1,7 @@
-"""Deliveries as users load them: each output in a new process, with one of the verified samples.
+"""Loads each output in a new process, as users do, and runs it with one of the verified samples.
 
-The process in which `verify` compares a library has imported the compiler, and that of a user has not: what only
-an import registers is missing there. The new processes run with another number of threads, too.
+The process of `verify` has imported the compiler, so it cannot detect that an output depends on it. The new
+processes also use another number of threads.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
+from packaging.requirements import Requirement
 
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.processes import code_command
 from tvmflow.core.types import Array, Json
 from tvmflow.exporters import wheel
 from tvmflow.exporters.exporter import link_or_copy
-from tvmflow.stages.base import StageContext
+from tvmflow.runtime.arrays import dtype_of
+from tvmflow.runtime.module import Module
+from tvmflow.stages.base import StageContext, describe_signature
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
+from tvmflow.stages.verify.reference_run import Case
 from tvmflow.stages.verify.verdict import DeliveryVerdict
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.c_runtime import LibraryFiles, symbol_prefix
@@ -36,10 +42,8 @@ from tvmflow.targets.linking.zig import Interface, run_zig
 from tvmflow.targets.threads import VARIABLE
 from tvmflow.targets.tvm_target import cpu_triple
 
-if TYPE_CHECKING:
-    from tvmflow.runtime.module import Module
+Arrays = Mapping[str, Array]
 
-    Arrays = Mapping[str, Array]
 
 _TIMEOUT_S: Final = 600.0
 
@@ -106,11 +110,9 @@ outputs = {name: result.numpy() for name, result in zip(task["outputs"], results
 
 
 class _Task(NamedTuple):
-    """A process that loads an output.
+    """A process that loads an output from a file.
 
-    Attributes:
-        file: The file that it loads.
-        folders: For a process without the packages of this one: the folders that it imports from.
+    `folders` is the import path of a process without the packages of this one.
     """
 
     code: str
@@ -123,24 +125,16 @@ class _Unloadable(Exception):
     """The reason why nothing on this machine loads an output as a user would."""
 
 
-def check_deliveries(
-    library: Library,
-    feed: Arrays,
-    tolerance: Tolerance | None,
-    settings: VerifySettings,
-    context: StageContext,
-) -> dict[str, DeliveryVerdict]:
-    """Load each output in a new process, and compare its outputs with those of the verified library.
+def check_deliveries(library: Library, case: Case) -> dict[str, DeliveryVerdict]:
+    """Return the verdict on each output, loaded in a new process and compared with the verified library.
 
-    Without a tolerance, bits must be equal.
-
-    Returns:
-        The verdict on each output; nothing if the library runs on another machine.
+    Without a reference, bits must be equal. The result is empty for a library on another machine.
     """
+    settings = case.settings
     if settings.run_on != LOCAL or not isinstance(library, LocalLibrary):
         return {}
-    feed = {spec.name: feed[spec.name] for spec in library.inputs}
-    loader = _Deliveries(library, feed, settings, context)
+    tolerance = case.reference.tolerance if case.reference else None
+    loader = _Deliveries(library, case.read_feed(library), settings, case.context)
     verdicts: dict[str, DeliveryVerdict] = {}
     tasks: dict[str, list[_Task]] = {}
     for output, names in settings.deliveries.items():
@@ -168,8 +162,6 @@ class _Deliveries:
     def __init__(
         self, library: LocalLibrary, feed: Arrays, settings: VerifySettings, context: StageContext
     ) -> None:
-        import numpy as np
-
         self._library, self._feed = library, feed
         self._settings, self._context = settings, context
         self._folder = context.work / "deliveries"
@@ -184,12 +176,7 @@ class _Deliveries:
             np.savez(self._samples, *feed.values())
 
     def list_tasks(self, output: str, names: Sequence[str]) -> Iterator[_Task]:
-        """Yield the processes that load an output.
-
-        Raises:
-            _Unloadable: when no process can.
-            TvmflowError: when a linker fails.
-        """
+        """Yield the processes that load an output; _Unloadable if none can, TvmflowError if a linker fails."""
         if not self._is_plain:
             raise _Unloadable("NumPy's files cannot hold its inputs")
         list_own = _TASKS.get(output)
@@ -210,10 +197,6 @@ class _Deliveries:
 
     def run(self, task: _Task) -> Arrays | str:
         """Return the results of a new process by output, or the last line of its error."""
-        import numpy as np
-
-        from tvmflow.runtime.arrays import dtype_of
-
         folder = self._next()
         results, described, request = (
             folder / name for name in ("out.npz", "out.json", "task.json")
@@ -371,12 +354,7 @@ class _Deliveries:
             raise _Unloadable("its outputs have sizes that TVM's runtime does not cut them to")
 
     def _describe_c_library(self, module: Module, path: Path) -> dict[str, Json]:
-        signature = {
-            side: [spec.to_json() for spec in specs]
-            for side, specs in (("inputs", module.inputs), ("outputs", module.outputs))
-        }
-        if module.dimensions:
-            signature["dimensions"] = [dimension.to_json() for dimension in module.dimensions]
+        signature = describe_signature(module.inputs, module.outputs, module.dimensions)
         return {"file": str(path), "prefix": _prefix_of(module), "signature": signature}
 
     def _unpack(self, archive: Path) -> list[Path]:
@@ -422,8 +400,6 @@ def _list_names(module: Module) -> LibraryFiles:
 
 def _link_required(distribution: metadata.Distribution, folder: Path) -> None:
     """Link the top-level files of all that a distribution requires into a folder."""
-    from packaging.requirements import Requirement
-
     for text in distribution.requires or ():
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
