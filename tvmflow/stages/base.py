@@ -16,7 +16,7 @@ from tvmflow.compiler import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
 from tvmflow.core.formatting import names_text
-from tvmflow.core.types import Json, RunTraits
+from tvmflow.core.types import Dimension, Json, RunTraits, TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.tuning.budget import TrialForecast
 
@@ -45,10 +45,6 @@ Files = tuple[tuple[str, str], ...]
 """Files to deliver: `(name in the artifact, name in dist)` of each."""
 
 
-def _always(_: Recipe) -> bool:
-    return True
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageTraits:
     """The declarations of a stage, for all other code.
@@ -56,29 +52,25 @@ class StageTraits:
     Attributes:
         version: Raised whenever the same inputs would give another output.
         scope: The unit that it runs once for.
-        needs: Stage -> the files of its artifact that this one reads; all of them where none is named.
+        needs: Stage -> the files of its artifact that this one reads; all of them if none is named.
         optional_needs: Those of `needs` that a pipeline may lack.
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
         needs_of_isa_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
-            of others it reads those of the level that this machine measures.
-        needs_all: Those of `needs` -> whether a recipe, resolved for one target, makes this one read all of their
-            files.
-        reads: Files from outside the store: `model`: in the key; `reference`: the model outside
-            the key, for the framework that it came from; `operators`: the files of the recipe's own
-            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`; `labels-check`: these outside the
-            key; `calibration`: its `quantize.data`.
+            of other stages it reads the level that this machine measures.
+        needs_all: Those of `needs` whose files this one reads all if a recipe, resolved for one target, demands it.
+        reads: Files from outside the store: `model`: in the key; `reference`: the model outside the key, for its
+            framework; `operators`: the recipe's custom operators; `data`: `verify.data`; `labels`: `labels`;
+            `labels-check`: `labels` outside the key; `calibration`: `quantize.data`.
         tools: Distributions whose code can change the output, whatever the recipe says.
         timeout_s: Seconds after which a run is taken to hang.
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
-        dump_ir: Lowers the model once more and writes the IR after each pass, for `--dump-ir`; runs in
-            a child of a fork server. None for a stage that lowers nothing.
-        find_faults: Localizes the fault of a library that the stage rejected; runs in a child of a
-            fork server. None for a stage that rejects none.
+        dump_ir: Lowers the model once more and writes the IR after each pass, for `--dump-ir`; a function for a child
+            of a fork server. None for a stage that lowers nothing.
+        find_faults: Localizes the fault of a rejected library, in a child of a fork server.
         forecast: Returns the ledger's content for a search, from its settings, its input files, the
-            ledger and the TVM build. None for a stage that searches nothing.
-        weights: The files of its result that hold weights, and nothing else of a model: the others stay
-            the same when only the weights of the model that it reads have changed.
-        added_with: The stages of a pipeline that add it; none for a stage that pipelines name.
+            ledger and the TVM build. None for a stage that does not search.
+        weights: The files of its result that only hold weights: the others do not depend on the weights it reads.
+        added_with: The stages of a pipeline that add it; empty for a stage that pipelines name.
         is_needed: Whether a recipe, resolved for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
         run: The facts for the code that runs, locks and reports it.
@@ -100,7 +92,7 @@ class StageTraits:
     forecast: Callable[[Any, Mapping[str, Path], Path, str], TrialForecast] | None = None
     weights: tuple[str, ...] = ()
     added_with: tuple[str, ...] = ()
-    is_needed: Callable[[Recipe], bool] = _always
+    is_needed: Callable[[Recipe], bool] = lambda _: True
     replaces: str = ""
     run: RunTraits = field(default_factory=RunTraits)
 
@@ -114,9 +106,9 @@ class Settings(BaseModel):
 class StageSettings(Settings):
     """Everything that the output of a stage depends on, besides its input files and tools.
 
-    A stage sees nothing else of the recipe and of the target, so that a new setting is in the key
-    as soon as it can be read. Only optional fields have a default, and is then left out of the
-    key: a new optional field runs nothing again. Names of fields are words of the recipe, and `explain` shows them.
+    A stage sees nothing else of the recipe and of the target, so a setting that can be read is in the key. Only
+    optional fields have a default, which is left out of the key: a new optional field runs nothing again. Names of
+    fields are words of the recipe, and `explain` shows them.
     """
 
     @property
@@ -182,10 +174,9 @@ class KnownFacts:
 class StageContext(NamedTuple):
     """The arguments of `run` beside its settings. Only `inputs` and the settings may shape the output.
 
-    `inputs` maps `<stage>/<file>` (of the stages that it needs) and the role of each file from outside to paths that
-    may be read. Files written into `out` become the artifact. `work` survives a kill, so that the stage can resume.
-    `ledger` is the trial ledger's folder, `locks` the folder of device locks. `emit` sends a progress event (a small
-    JSON object with the key `event`) to whoever watches the run.
+    `inputs` maps `<stage>/<file>` of needed stages, and the roles of files from outside, to readable paths. Files
+    written into `out` become the artifact. `work` survives a kill, so that the stage can resume. `ledger` is the trial
+    ledger's folder, `locks` the folder of device locks. `emit` sends a progress event (JSON with the key `event`).
     """
 
     inputs: Mapping[str, Path]
@@ -199,9 +190,9 @@ class StageContext(NamedTuple):
 class Stage(Protocol[TargetT, SettingsT, FactsT]):
     """One module in this folder.
 
-    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict, as `codec`
-    reads them. `describe` and `explain` are pure, and may be given facts that another version, or another
-    machine, recorded: fields that not all versions recorded have a default.
+    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict that `codec` reads.
+    `describe` and `explain` are pure, and may be given facts that another version, or another machine, recorded: fields
+    that not all versions recorded have a default. They raise Mismatch for facts that lack a required field.
     """
 
     @property
@@ -217,28 +208,30 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
         ...
 
     def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:
-        """Return the lines of a summary about a result.
-
-        Args:
-            facts: The facts of the result.
-            inputs: The facts of the stages that this one needs, as far as they are known.
-
-        Raises:
-            Mismatch: the facts lack a field that others need.
-        """
+        """Return the lines of a summary; `inputs` are the known facts of the stages that it needs."""
         ...
 
     def explain(self, facts: FactsT) -> list[str]:
-        """Return the lines of `tvmflow explain` about a result, besides its dependencies.
-
-        Raises:
-            Mismatch: the facts lack a field that others need.
-        """
+        """Return the lines of `tvmflow explain` about a result, besides its dependencies."""
         ...
 
     def deliveries(self, recipe: Recipe, target: TargetT) -> Files:
         """Return the files that the target's folder in `dist` gets."""
         ...
+
+
+def describe_signature(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    dimensions: Sequence[Dimension] = (),
+) -> dict[str, Json]:
+    """Return the JSON of a model's inputs, outputs and dimensions, as a bundle has it."""
+    sides = {"inputs": inputs, "outputs": outputs}
+    signature: dict[str, Json]
+    signature = {side: [spec.to_json() for spec in specs] for side, specs in sides.items()}
+    if dimensions:
+        signature["dimensions"] = [dimension.to_json() for dimension in dimensions]
+    return signature
 
 
 def no_lines(*_: object) -> list[str]:

@@ -111,8 +111,8 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 class BuildSettings(StageSettings):
     """The target, how kernels are scheduled, the runtime, and the forms that outputs need.
 
-    `prefix` is that of symbols in a system library: code knows the recipe's name only there. `is_isa_level`
-    says that the library has code for other CPUs, too.
+    `prefix` is the prefix of symbols in a system library, the only code that has the recipe's name. `is_isa_level`
+    means that the library has code for other CPUs, too.
     """
 
     target: dict[str, Json]
@@ -141,12 +141,11 @@ class BuildFacts(NamedTuple):
     """The facts of compiled code.
 
     Attributes:
-        kernels: How many kernels it has.
+        kernels: The number of kernels.
         schedule_rules: The kernels of each schedule rule.
         unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
-            where it depends on dynamic shapes or on data.
-        kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
-        runtime: The executor of the library.
+            if it depends on dynamic shapes or on data.
+        kernel_nodes: The bindings of the imported `main` of each call of a kernel.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.
     """
 
@@ -163,9 +162,9 @@ class BuildFacts(NamedTuple):
 
 
 def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
-    """Compile for the target; every chosen record must have been applied, or this fails.
+    """Compile for the target; fail unless every chosen record is applied.
 
-    A kernel without a record is scheduled by a rule, if there is one for it.
+    Kernels without a record are scheduled by a rule, if one fits.
     """
     paths = {name: str(path) for name, path in context.inputs.items()}
     builder = backend_for(settings.target).call_builder
@@ -201,7 +200,10 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
     facts = BuildFacts(
         kernels=len(kernels),
-        schedule_rules=_group_by_rule(rules),
+        schedule_rules={
+            rule: tuple(name for name in sorted(rules) if rules[name] == rule)
+            for rule in sorted(set(rules.values()))
+        },
         unscheduled_shares=shares,
         kernel_nodes=model.kernel_nodes,
         runtime=runtime,
@@ -263,15 +265,6 @@ def schedule_kernels(
         dump.write("untuned_schedules", scheduled, time.perf_counter() - started)
     others = dict.fromkeys(ir.list_kernels(scheduled), OWN_SCHEDULE)
     return scheduled, {**others, **rules, **dict.fromkeys(tuned, TUNED)}
-
-
-def _group_by_rule(rules: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the kernels of each schedule rule, in alphabetical order."""
-    names = sorted(rules)
-    return {
-        rule: tuple(name for name in names if rules[name] == rule)
-        for rule in sorted(set(rules.values()))
-    }
 
 
 def _read_json(path: Path | None) -> dict[str, Json]:
@@ -339,15 +332,14 @@ def find_kernel_nodes(
     indices: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
 ) -> dict[str, tuple[KernelCall, ...]]:
     """Return the calls of each kernel with nodes: `indices` are bindings of `main`, `names` their nodes."""
+    known = {index: name for index, name in enumerate(names) if name}
     return {
-        kernel: tuple(_name_call(call, names) for call in calls)
+        kernel: tuple(
+            KernelCall(tuple(dict.fromkeys(known[index] for index in call if index in known)))
+            for call in calls
+        )
         for kernel, calls in indices.items()
     }
-
-
-def _name_call(indices: Sequence[int], names: Sequence[str]) -> KernelCall:
-    known = (names[index] for index in indices if 0 <= index < len(names))
-    return KernelCall(tuple(dict.fromkeys(filter(None, known))))
 
 
 def calls_text(calls: Sequence[KernelCall]) -> str:
@@ -363,11 +355,9 @@ def calls_text(calls: Sequence[KernelCall]) -> str:
 
 
 class RankedTile(NamedTuple):
-    """A register tile that a schedule rule knows for a kernel.
+    """A register tile of a schedule rule.
 
-    Attributes:
-        speed: The estimated share of the CPU's peak throughput.
-        trial: The id of the trial that measures its schedule.
+    `speed` is the estimated share of the CPU's peak throughput, `trial` the id of the trial that measures it.
     """
 
     tile: str
@@ -382,8 +372,8 @@ class KernelCode(NamedTuple):
         tir: The scheduled kernel as TVMScript.
         schedule: The instructions of its schedule as Python; empty if TVM keeps none.
         assembly: Its assembly for the target; empty if it was not requested.
-        candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost;
-            none for other kernels, or where they were not requested.
+        candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost; empty
+            for other kernels, or if not requested.
     """
 
     tir: str
@@ -395,9 +385,8 @@ class KernelCode(NamedTuple):
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
     """Return the code of a kernel for `tvmflow show kernel`: the entry point of a child.
 
-    Args:
-        payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`,
-            `with_assembly`, and `with_candidates`.
+    `payload` has `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, `with_assembly`, and
+    `with_candidates`.
     """
     builder = backend_for(payload["settings"]["target"]).call_builder
     return builder(_make_code_here, payload)

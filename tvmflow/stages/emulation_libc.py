@@ -1,7 +1,4 @@
-"""`emulation_libc`: the C library that the emulation programs of an architecture hold.
-
-It depends only on the architecture: one serves all models, and all targets of that architecture.
-"""
+"""`emulation_libc`: the C library in the emulation programs of an architecture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`emulation_program`: the static program in which `verify` runs a model under emulation.
 
-It holds the kernels and constants of the delivered library. Planned for targets whose libraries are
-verified under emulation.
+It holds the kernels and constants of the delivered library.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ describe = explain = no_lines
 class EmulationProgramSettings(StageSettings):
     """The triple that the program is compiled for, and its checks.
 
-    `features` are those of the CPU that kernels need, `sources` is the digest of the files of this
-    package that the program is compiled from.
+    `features` are the CPU features that kernels need, `sources` is the digest of the sources of the program.
     """
 
     name: str

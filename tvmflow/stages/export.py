@@ -87,8 +87,8 @@ class VerifiedAgainst(Settings):
 class ReleaseSettings(StageSettings):
     """The release and its outputs.
 
-    `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
-    the library that compresses them, `license` that of the model, `inputs` the image inputs.
+    `sources` is the digest of this package's files that outputs copy, `zlib` the version of the compressing library,
+    `license` that of the model, `inputs` the image inputs.
     """
 
     name: str
@@ -211,8 +211,11 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     )
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
+    target, params = settings.target, context.inputs["import/params.safetensors"]
     manifest = {
-        **_make_manifest(settings, context.inputs),
+        **settings.describe(),
+        "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
+        "model": {"ir_sha256": hash_file(model), "weights_sha256": hash_file(params)},
         **images.describe_images(settings.inputs, signature, labels, model),
         **({"levels": isa_levels.describe(isa_level_codes)} if isa_level_codes else {}),
     }
@@ -272,18 +275,6 @@ def _for_vm(built: BuiltModel) -> BuiltModel:
     assert built.vm_library is not None
     objects = list(built.forms[form_names.VM].values())
     return built.with_library(built.vm_library, objects, runtime=VM)
-
-
-def _make_manifest(settings: ExportSettings, inputs: Mapping[str, Path]) -> dict[str, Json]:
-    target = settings.target
-    return {
-        **settings.describe(),
-        "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
-        "model": {
-            "ir_sha256": hash_file(str(inputs["import/model.json"])),
-            "weights_sha256": hash_file(str(inputs["import/params.safetensors"])),
-        },
-    }
 
 
 def export_outputs(

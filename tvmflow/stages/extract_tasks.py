@@ -54,13 +54,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
 
 
 class ExtractTasksFacts(NamedTuple):
-    """The facts of a lowered model.
+    """The facts of a lowered model; `not_tunable` has the reason for each kernel that cannot be tuned.
 
-    Attributes:
-        workloads: How many workloads it has.
-        not_tunable: The reason for each kernel that cannot.
-        runtime: The executor of the library.
-        needs_tvm_for: The operator that needs TVM's runtime; empty for none.
+    `needs_tvm_for` is the operator that needs TVM's runtime, or empty.
     """
 
     workloads: int

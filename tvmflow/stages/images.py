@@ -133,21 +133,16 @@ _MAX_DIGITS: Final = 9
 
 
 class ImageList(NamedTuple):
-    """Images with their classes.
+    """Images by their paths in the folder of the data, and the class of each, if they have classes.
 
-    Attributes:
-        files: The path of each image in the folder of the data, with slashes.
-        classes: The name of each image's class, or its index; empty if images have no classes.
+    A class is a name or an index.
     """
 
     files: tuple[str, ...]
     classes: tuple[str, ...]
 
     def find_indices(self, labels: Sequence[str]) -> Array | None:
-        """Return the index of each image's class, or None.
-
-        Args:
-            labels: The names of all classes; without them, classes are indices.
+        """Return the index of each image's class among `labels`, or None; without labels, classes are indices.
 
         Raises:
             ValueError: with each class that no label names.
@@ -234,6 +229,16 @@ def list_files(files: Sequence[str]) -> ImageList:
         outside = next(file for file in ordered if "/" not in file)
         raise ValueError(f"has folders of classes, and '{outside}' is in none")
     return ImageList(ordered, classes)
+
+
+def find_images(files: Mapping[str, Path], role: str) -> ImageList | None:
+    """Return the images that a stage reads in a role, or None if that is a file of arrays or nothing."""
+    prefix = f"{role}/"
+    names = [name.removeprefix(prefix) for name in files if name.startswith(prefix)]
+    if not names:
+        return None
+    table = files.get(role)
+    return read_table(table) if table else list_files(names)
 
 
 def read_table(path: Path) -> ImageList:

@@ -25,10 +25,9 @@ from tvmflow.core.memory import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.types import Dimension, Json, Size, State, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import DYNAMIC_FIX, InputRequest, LoadedModel
-from tvmflow.frontends.frontend import Frontend
 from tvmflow.frontends.inputs import DEFAULT_DTYPE, array_of, check_inputs, resolve_inputs
 from tvmflow.frontends.states import pair_states
-from tvmflow.recipe import InputSpec, Recipe
+from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
     Settings,
     StageContext,
@@ -106,7 +105,15 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
     """Return the settings of a model, besides the content of its files."""
     return ImportSettings(
         model={"kind": recipe.model.kind},
-        inputs={name: _input_settings(spec) for name, spec in recipe.inputs.items()},
+        # the dtype of an input without a shape is taken from the model
+        inputs={
+            name: InputSettings(
+                shape=spec.shape,
+                dtype=spec.dtype or (None if spec.shape is None else DEFAULT_DTYPE),
+                value=spec.value,
+            )
+            for name, spec in recipe.inputs.items()
+        },
         tensors=target.cut_tensors if target else (),
         dimensions={
             entry.name: DimensionSettings.model_validate(entry)
@@ -116,22 +123,15 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
     )
 
 
-def _input_settings(spec: InputSpec) -> InputSettings:
-    # A shape alone has always been one of float32; another dtype is taken from the model
-    dtype = spec.dtype or (None if spec.shape is None else DEFAULT_DTYPE)
-    return InputSettings(shape=spec.shape, dtype=dtype, value=spec.value)
-
-
 class ImportFacts(NamedTuple):
     """The facts of a model, or of a part of one.
 
     Attributes:
-        weight_bytes: Their size; None if an earlier version did not record it.
-        operators: How often each of TVM's operators is called.
-        nodes: The node of the user's model that each binding of `main` came from.
+        weight_bytes: The size of the weights; None if an earlier version did not record it.
+        operators: The number of calls of each of TVM's operators.
+        nodes: The node of the user's model of each binding of `main`.
         tensors: The inner tensors at which the model can be cut.
         bound: The inputs that are bound to a value, with that value.
-        dimensions: The sizes that each call of its library chooses.
     """
 
     weights: int = 0
@@ -180,7 +180,11 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     if LABELS in context.inputs:
         # export would find it out, after the search
         read_labels(context.inputs[LABELS], loaded.outputs[0])
-    _add_dimensions(loaded.mod, dimensions)
+    if dimensions:
+        from tvmflow.graph.dynamic_shapes import with_dimensions
+
+        main = loaded.mod.get_global_var("main")
+        loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
     _check_sizes(loaded.mod, loaded.nodes)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
@@ -208,9 +212,12 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
 def _load(
     settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
 ) -> tuple[LoadedModel, list[Json]]:
-    """Return the kind of a model, and its constant inputs."""
+    """Return the model as its frontend imports it, and its constant inputs."""
     frontend = FRONTENDS[settings.model["kind"]]
-    specs = _resolve_inputs(frontend, settings, dimensions, files)
+    requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
+    inputs = frontend.read_facts(files).inputs
+    check_inputs(inputs, requests)
+    specs = resolve_inputs(inputs, requests)
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
@@ -271,15 +278,6 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
     return Dimension(dimension.name, least, largest, step) if least < largest else None
 
 
-def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:
-    """Let `main` carry the dimensions."""
-    if dimensions:
-        from tvmflow.graph.dynamic_shapes import with_dimensions
-
-        main = mod.get_global_var("main")
-        mod.update_func(main, with_dimensions(mod[main], dimensions))
-
-
 def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
     """Let `main` carry the states that grow."""
     from tvmflow.graph.states import GrowingState, with_states
@@ -292,19 +290,6 @@ def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
     ]
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_states(loaded.mod[main], growing))
-
-
-def _resolve_inputs(
-    frontend: Frontend,
-    settings: ImportSettings,
-    dimensions: Sequence[Dimension],
-    files: Mapping[str, Path],
-) -> tuple[TensorSpec, ...]:
-    """Return all inputs with shapes and dtypes, including constant ones."""
-    requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
-    inputs = frontend.read_facts(files).inputs
-    check_inputs(inputs, requests)
-    return resolve_inputs(inputs, requests)
 
 
 def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension]) -> InputRequest:
@@ -321,19 +306,22 @@ def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension])
 
 
 def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
-    """Check that no window is larger than its data.
-
-    Raises:
-        ImportFailed: a tensor would have a size below 0, or the result of a window no elements.
-    """
+    """Check that no tensor has a size below 0, and no window is larger than its data."""
     from tvmflow.graph import ir
+    from tvmflow.graph.dynamic_shapes import read_dimensions
 
-    sizes = _list_extremes(mod)
+    dimensions = read_dimensions(mod["main"])
+    extremes = [{d.name: d.min for d in dimensions}, {d.name: d.max for d in dimensions}]
     bindings = ir.list_bindings(mod["main"].body)
     for binding, node in zip(bindings, nodes or [""] * len(bindings), strict=True):
         operator = ir.operator_name(binding.value)
-        for known, text in sizes.items():
-            shape = _shape_at(binding.var, dict(known))
+        for known in extremes if dimensions else [{}]:
+            text = (
+                f" at {', '.join(f'{name} = {size}' for name, size in known.items())}"
+                if known
+                else ""
+            )
+            shape = _shape_at(binding.var, known)
             is_window = operator.startswith(_WINDOWS) and bool(shape) and shape[0] > 0
             if min(shape, default=0) < 0 or (is_window and 0 in shape[2:]):
                 index = f" (node {excerpt(node)})" if node else ""
@@ -344,18 +332,6 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
                     if text
                     else "set larger shapes under `inputs` in the recipe",
                 )
-
-
-def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
-    """Return the smallest and the largest sizes of the dimensions, each with a text for messages."""
-    from tvmflow.graph.dynamic_shapes import read_dimensions
-
-    dimensions = read_dimensions(mod["main"])
-    extremes = {}
-    for sizes in ([(d.name, d.min) for d in dimensions], [(d.name, d.max) for d in dimensions]):
-        names = ", ".join(f"{name} = {size}" for name, size in sizes)
-        extremes[tuple(sizes)] = f" at {names}" if names else ""
-    return extremes
 
 
 def _shape_at(var: Any, known: Mapping[str, int]) -> tuple[int, ...]:
@@ -381,14 +357,13 @@ def write_model(
     dimensions: Sequence[Dimension] = (),
     more: Mapping[str, Json] = MappingProxyType({}),
 ) -> ImportFacts:
-    """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
+    """Write a model's IR, its weights, its signature and the names of its nodes, and return its facts.
 
-    `main` of `mod` takes inputs, then weights. `nodes` has the name of the node that each of its bindings came
-    from; `tensors` of the signature are inner ones that it also returns, at which the model can be cut. `more` joins
-    the signature.
+    `main` of `mod` takes inputs, then weights. `nodes` has the node of each of its bindings. `tensors` of the signature
+    are inner tensors that `main` also returns, at which the model can be cut. `more` joins the signature.
 
     Raises:
-        ImportFailed: when generated code does not hold the name of one of the tensors.
+        ImportFailed: when a tensor has a name that generated code cannot hold.
     """
     import numpy as np
     import tvm

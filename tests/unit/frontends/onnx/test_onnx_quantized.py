@@ -23,6 +23,7 @@ from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare
 from tvmflow.stages.verify.verdict import QUANTIZED
+from tvmflow.targets.tvm_target import make_target
 
 frontend = FRONTENDS["onnx"]
 
@@ -86,12 +87,16 @@ def test_weights_stay_integers(tmp_path: Path) -> None:
     assert {str(array.dtype) for array in loaded.params.values()} == {"int8"}
     mod, target = loaded.mod, host_level()
     options = replace(FAST, winograd=0)
-    lowered = lowering.lower(mod, lowering.make_target(target), options)
+    lowered = lowering.lower(mod, make_target(target), options)
     folded = lowered.compute_weights(loaded.params)
     assert {str(item.dtype) for item in folded if item.ndim > 1} == {"int8"}
     names = kernels_of(mod, target, options)
     assert not [name for name in names if name.startswith("dequantize")]
-    library = lowering.compile_untuned(mod, loaded.params, target, options, 1)
+    library = (
+        lowering.lower(mod, make_target(target), options)
+        .schedule_untuned(loaded.params, target, 1)
+        .compile()
+    )
     feed = {"data": draw(1, 16, 24, 24, seed=5)}
     actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(feed["data"]))
     assert agrees(actual.numpy(), reference(loaded, tmp_path, feed))
