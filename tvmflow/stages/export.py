@@ -296,7 +296,7 @@ def list_codes(levels: Iterable[NamedIsaLevel]) -> tuple[IsaLevelCode, ...]:
 
 
 def join_isa_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[str, Path]:
-    """Return the files of all levels as those of one library."""
+    """Return the files of one library with the code of all levels."""
     folder = work / "levels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -116,7 +116,7 @@ class JoinFacts(NamedTuple):
 
 
 def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
-    """Write one bundle with those of the parts inside, and every output of it that the recipe asks for."""
+    """Write a bundle that contains the bundles of the parts, and every requested output of it."""
     from tvmflow.exporters import bundle
     from tvmflow.runtime.bundles import read_bundle
 

@@ -42,7 +42,7 @@ _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _WIDE_LANES: Final = 16
 # Unrolled and vectorized code hardly gets faster by more than this, which takes LLVM 0.7 of the time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
-# Tensors that are tapped together; those of more have libraries of their own, one after the other.
+# Tensors of up to this size are observed together; further ones by further libraries, one at a time.
 _OBSERVED_BYTES: Final = 256 << 20
 _OBSERVED: Final = "tvmflow.tapped."
 # About this many values of a tensor determine its range, over all batches, and this many of each channel its mean.
@@ -264,7 +264,7 @@ def collect_histograms(
 
 
 def _choose_step(available: int, wanted: int) -> int:
-    """Return how far apart those of values lie that are looked at: an odd number, as few sizes are."""
+    """Return the distance of sampled values, an odd number, because few sizes are odd."""
     return available // wanted | 1
 
 

@@ -35,7 +35,7 @@ _PARTS: Final = (1, 2, 3, 4)
 _WORTH: Final = 0.5
 # Channels this much smaller than the largest one are not enlarged further.
 _MAX_EXPONENT: Final = 8
-# The mean square of data is about that of this many parts of their largest value.
+# The root mean square of data is about their largest value divided by this.
 _PARTS_OF_LARGEST: Final = 4
 _STEPS: Final = 127
 
@@ -152,7 +152,7 @@ def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
 
 
 def _exponents(values: Array) -> Array:
-    """Return the exponents of values, those of tiny ones as if they were a part of the largest one."""
+    """Return the exponents of values, at least that of a small part of the largest value."""
     floor = max(float(values.max(initial=0.0)), 2.0**-100) * 2.0**-_MAX_EXPONENT
     return np.asarray(np.frexp(np.maximum(values, floor))[1].astype(np.int64))
 

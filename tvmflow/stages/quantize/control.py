@@ -87,7 +87,7 @@ class Cost(NamedTuple):
     drop: float | None = None
 
     def describe(self, limits: Limits) -> str:
-        """Return what is above its limit, for people."""
+        """Return the cost beside each limit, for messages."""
         parts = []
         if limits.accuracy_drop is not None and self.drop is not None:
             parts.append(
@@ -370,7 +370,7 @@ def _describe(cost: Cost) -> str:
 
 # ---------------------------------------------------------------- estimated gains
 
-# How much faster int8 products are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
+# Speedups of int8 products over float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
 # V1 (matrices), Neoverse N1 (dot products of four) and Cortex-A72 (of two), and measured with AVX2 (weights of
 # 7 bits).
 _MATRICES: Final = 6.0
@@ -381,9 +381,9 @@ _DEPTHWISE: Final = 1.5
 # That of float32 products with recurrent weights of int8, which become floats in registers.
 _CONVERTED: Final = 0.8
 _NARROW_DEPTHWISE: Final = 0.7
-# How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
+# Speedups of 3×3 convolutions in float32 by Winograd's algorithm; int8 convolutions are direct.
 _WINOGRAD: Final = {1: 1.8, 2: 1.3}
-"""By the stride; with 2, where that algorithm has it."""
+"""By the stride."""
 _WINOGRAD_KERNEL: Final = (3, 3)
 _WINOGRAD_CHANNELS: Final = 16
 # Two SIMD pipelines multiply, at this share of their peak.
@@ -412,7 +412,7 @@ def _estimate(
     """Return the cycles of a layer in float32 and in int8."""
     call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
     size, steps = math.prod(weights), 1
-    # dynamic shapes are those of all layers, about
+    # dynamic dimensions are about the same in all layers, and left out
     if layer.is_recurrent:
         # each step reads all weights
         sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
@@ -448,7 +448,7 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
 
 
 def _multiply_speedup(cpu: CpuModel) -> float:
-    """Return how much faster int8 dot products are than those of float32."""
+    """Return the speedup of int8 dot products over float32."""
     if cpu.has_pair_dots:
         return _NARROW
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS

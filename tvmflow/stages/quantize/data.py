@@ -1,4 +1,4 @@
-"""The samples that `quantize` reads, a batch at a time: calibration data, and those of `verify.data`."""
+"""The samples that `quantize` reads, a batch at a time: calibration data and `verify.data`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Rounding(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """The parameters of a layer; `rounding` of a recurrent one is the operand of that name."""
+    """The parameters of a layer; a recurrent layer takes `rounding` as an operand."""
 
     rounding: Any
     weights: Any

@@ -154,7 +154,7 @@ def insert(
     With switches, each layer is computed in both ways, and the last input, `SWITCHES`, chooses.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
-    # layers that share weights share their integers, unless smoothing has changed those of one
+    # layers with shared weights share their integers, unless smoothing has changed one of them
     packs = {layer.var: (layer.name, quantization.weights[layer.var].pack()) for layer in changed}
     params, own = _declare(model, packs, shares=True)
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
@@ -397,7 +397,7 @@ class _Inserter(LayerRewriter):
 
 
 # ---------------------------------------------------------------- tables
-# Tables whose rows are looked up, as those of words.
+# Lookup tables, such as word embeddings.
 
 _TAKE: Final = "relax.take"
 _SHAPE_OF: Final = "relax.shape_of"

@@ -96,7 +96,7 @@ class BlockQuantizedIntegers(NamedTuple):
 
 
 def error_of(weights: Array, rounded: BlockQuantizedIntegers) -> float:
-    """Return the root of the mean squared error of rounded weights, relative to that of 0."""
+    """Return the root mean square error of rounded weights, relative to the root mean square of weights."""
     exact = weights.astype(np.float64)
     power = float(np.square(exact).sum())
     lost = float(np.square(rounded.to_float() - exact).sum())

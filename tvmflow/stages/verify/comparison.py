@@ -292,7 +292,7 @@ def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> S
             factor = np.nan_to_num(products / squares)
             explained = np.nan_to_num(products**2 / (squares * np.square(error).sum(others)))
         is_scaled = (np.abs(factor) > tolerance.slice_scale) & (explained > _EXPLAINED)
-        # rounding of values that are all small beside those of other slices
+        # rounding of values that are all smaller than other slices
         is_scaled &= np.abs(error).max(others) > _SCALED_OF_LARGEST * np.abs(expected).max()
         if is_scaled.any():
             index = int(np.argmax(np.where(is_scaled, np.abs(factor), 0)))
@@ -329,7 +329,7 @@ def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> Outpu
 def compare_inner_batches(
     actual: Sequence[Array], expected: Sequence[Array], tolerance: Tolerance
 ) -> OutputComparison:
-    """Compare a tensor between kernels over all batches; those of one size are compared together."""
+    """Compare a tensor between kernels over all batches; batches of one size are compared together."""
     groups: dict[Any, list[tuple[Array, Array]]] = {}
     for own, right in zip(actual, expected, strict=True):
         groups.setdefault((own.shape, right.shape), []).append((own, right))

@@ -59,7 +59,7 @@ _FOR_BRANCHES: Final = (
     _Kind("low inputs of magnitude 100", 100.0, -1),
     _Kind("high inputs of magnitude 100", 100.0, 1),
 )
-# The largest integers without a range; those of 8 bits have any value.
+# The largest integers without a range; 8-bit integers have any value.
 _LARGEST_INTEGER: Final = 1000
 # The batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
@@ -69,7 +69,7 @@ _REPEATS: Final = 64
 _MAX_REPEATED_ELEMENTS: Final = 2**20
 # Of many batches, some outputs are small by chance.
 _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)
-# The draws for outputs that are indices, in all and one after the other that reach nothing new.
+# The draws for outputs that are indices: in all, and consecutive ones that reach nothing new.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
 # The first seed of these batches; other seeds are below.
@@ -403,7 +403,7 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
         )
         if len({array.shape for array in (*actual, *expected)}) > 1:
             continue
-        # the last axis is that of the batches, so that the others keep their indices
+        # batches are the last axis, so that the others keep their indices
         own, right = (np.stack(side, axis=-1).astype(np.float64) for side in (actual, expected))
         found = find_scaled_slice(own, right, more.slices)
         if found and found["axis"] < expected[0].ndim:

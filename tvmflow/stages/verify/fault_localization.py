@@ -200,7 +200,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
-    """Return faults as JSON; `payload` is that of `engine.stage_runs.make_payload`."""
+    """Return faults as JSON; `engine.stage_runs.make_payload` returns the `payload`."""
     files = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
@@ -341,7 +341,7 @@ class _Search:
         if self._agrees(outputs, self._own_tolerance):
             return None
         rtol, checks = self._tolerance.rtol, self._settings.verify
-        # that of the largest output: the recipe's own holds for all of them, and does not grow with any
+        # the tolerance of the largest output: the recipe's own does not depend on outputs
         atol = max(
             float(self._tolerance.absolute(a.astype("float64")).max(initial=0.0))
             for a in self._expected
@@ -515,7 +515,7 @@ class _Search:
     def _list_wrong(
         self, names: Sequence[str], run: Callable[[LoadedModel], list[Array]]
     ) -> set[str]:
-        """Return those of some inner tensors that differ from the reference's."""
+        """Return the inner tensors that differ from the reference's."""
         loaded = self._load(names)
         computed = run(loaded)[len(loaded.outputs) :]
         model = self._model._replace(tensors=loaded.tensors)

@@ -344,7 +344,7 @@ def _compute(
 
 
 # ---------------------------------------------------------------- verify images
-# Images in `verify`: those of the recipe's data or generated ones, and the preprocessing compared with Pillow.
+# Images of the recipe's data or generated ones, and the preprocessing compared with Pillow.
 
 
 # This many images of the data are preprocessed by Pillow, too, beside generated ones.

@@ -279,7 +279,7 @@ def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
 
 
 def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
-    """Return the seconds of a call: the median of a few, or one call where that takes long."""
+    """Return the seconds of a call: the median of a few, or one long call."""
     settle()
     once_s = subject.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
     if once_s > _LONG_CALL_S:
@@ -297,7 +297,7 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 def settle() -> None:
     """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
     # planning imports this module
-    # the list takes milliseconds, which no poll may take for those of a thread that spins
+    # listing takes milliseconds, which a poll would mistake for a spinning thread
     children = psutil.Process().children(recursive=True)
     deadline = time.monotonic() + _MAX_SETTLE_S
 
@@ -317,7 +317,7 @@ def settle() -> None:
 
 
 def lower_untuned(case: Case, sizes: Mapping[str, int] | None = None) -> LoweredModel:
-    """Return the model, lowered with the operators that the rules choose, or its fixed-shape model for some sizes."""
+    """Return the untuned model as lowered by the rules; with `sizes`, its fixed-shape model."""
     settings = case.settings
     assert settings.lowering is not None, "the model is in one piece"
     mod = ir.load_module(case.context.inputs["import/model.json"])

@@ -68,7 +68,7 @@ class Timed(Protocol):
 
 
 class TimedLibrary(Timed, Protocol):
-    """A library on a machine whose speed is that of the target."""
+    """A library on a machine as fast as the target."""
 
     def load_variant(self, model: ScheduledModel) -> Timed:
         """Return the same model with other schedules and the same runtime, on the same machine."""
@@ -84,7 +84,7 @@ class Library(Protocol):
 
     @property
     def timed(self) -> TimedLibrary | None:
-        """The library for timing; None if its speed here is not that of the target."""
+        """The library for timing; None if this machine is not as fast as the target."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -494,7 +494,7 @@ class DeviceLibrary(_RemoteLibrary):
 
 @contextlib.contextmanager
 def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
-    """Yield the devices of a target's `remote`, with sessions in child processes; StageError if there are none."""
+    """Yield the devices of a target's `remote`; StageError if there are none."""
     with ForkServer.fork() as fork_server:
         pool = DevicePool(RpcEndpoint.from_settings(remote), fork_server, log)
         pool.size()

@@ -27,7 +27,7 @@ SMALLEST_NORMAL: Final = 2.0**-126
 ZEROS: Final = "zeros"
 """Zeros would pass for an output."""
 INPUTS: Final = "inputs"
-"""The output of one batch would pass for that of every other: a library may ignore its inputs."""
+"""One batch's output would pass for every batch: a library may ignore its inputs."""
 ANYTHING: Final = "anything"
 """An output is empty in every batch."""
 

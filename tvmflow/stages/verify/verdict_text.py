@@ -580,7 +580,7 @@ def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence for every other runtime whose outputs are not those of the reference."""
+    """Yield a sentence for every other runtime whose outputs differ from the reference's."""
     reference = verdict.get("reference", "")
     for runtime in verdict.get("compared", {}).values():
         mismatches = list_mismatches(runtime.get("outputs", {}), reference)
