@@ -72,7 +72,6 @@ class _Shares(TypedDict):
     kernels: dict[str, float]
     rules: dict[str, float]
     without_rule: dict[str, float]
-    between_kernels: float
 
 
 class Profile(_Shares, total=False):
@@ -82,6 +81,7 @@ class Profile(_Shares, total=False):
     that of each kernel that no rule fits. `between_kernels` is the rest of the call.
     """
 
+    between_kernels: float
     rounds: int
 
 

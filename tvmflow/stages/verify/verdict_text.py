@@ -368,7 +368,8 @@ def explain(facts: Verdict) -> list[str]:
     if not profile:
         return lines
     rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
-    rules.append(("between kernels", profile["between_kernels"]))
+    if "between_kernels" in profile:
+        rules.append(("between kernels", profile["between_kernels"]))
     rounds = f" ({count_text(profile['rounds'], 'round')} of calls)" if "rounds" in profile else ""
     shares = ", ".join(f"{name} {share:.1%}" for name, share in rules)
     lines.append(f"time by schedule rule{rounds}: {shares}")
