@@ -1,9 +1,8 @@
 """Lets a step append to states that grow, such as KV caches, in place.
 
 Such a state is an input that comes back as an output with more rows along one axis. With this axis outermost in memory,
-the earlier rows are the beginning of the later tensor, and a C library copies only the new ones. The kernels emitted
-here have a role (`graph.states`): in a C library, those that enter and exit are no steps, because the caller exchanges
-a state in this layout, and the one that appends is a copy of the new rows.
+the earlier rows are the beginning of the later tensor. The kernels emitted here have a role (`graph.states`): a C
+library runs none of them. It exchanges states in this layout, and copies the new rows to their end.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ export async function readPixels(source) {
   try {
     bitmap = await createImageBitmap(source, options);
   } catch (error) {
-    throw new TypeError(`this is no image that the browser reads: ${error.message}`);
+    throw new TypeError(`the browser cannot read this image: ${error.message}`);
   }
   const { width, height } = bitmap;
   const canvas =

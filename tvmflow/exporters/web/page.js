@@ -106,7 +106,7 @@ function showImageInput(tensor, id) {
     state.images[tensor.name] = blob;
     if (state.model.inputs.every(({ name }) => name in state.images || name in state.texts)) await run();
   };
-  const choose = (blob) => take(blob).catch(() => fail(new Error("This is no image that the browser reads.")));
+  const choose = (blob) => take(blob).catch(() => fail(new Error("The browser cannot read this image.")));
   file.addEventListener("change", () => choose(file.files[0]));
   drop.addEventListener("dragover", (event) => {
     event.preventDefault();

@@ -220,8 +220,8 @@ static int tf_refuse_program(const tf_device *device, tf_cl_int code) {
 /* ------------------------------------------------------------------ binaries */
 
 /* A cache of built programs, in a folder that the caller or the variable NAME_DEVICE_CACHE names. A file has a head, the
- * identity of code, device and driver, and the binary. A file that does not fit is no error: the code is built from its
- * source, and the file is written again. On Windows, drivers have a cache of their own. */
+ * identity of code, device and driver, and the binary. If the file does not match, the code is built from its source, and the
+ * file is written again. On Windows, drivers have a cache of their own. */
 #ifdef _WIN32
 
 static bool tf_load_binary(tf_device *device, const tf_choice *choice) {

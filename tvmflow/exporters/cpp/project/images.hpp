@@ -90,8 +90,8 @@ bool are_probabilities(const Scores& scores) {
   return std::abs(sum - 1.0) <= 1e-2;
 }
 
-// Returns the classes with the largest scores of a sample, the best first. Scores that are no probabilities become such
-// by softmax.
+// Returns the classes with the largest scores of a sample, the best first. Scores that are not
+// probabilities become such by softmax.
 template <typename Scores>
 std::vector<Prediction> rank(const Scores& scores, std::size_t count = 5) {
   using Value = std::remove_cv_t<detail::Element<const Scores>>;
