@@ -282,7 +282,7 @@ FIT = {"data": np.zeros((5, 3, 8, 8), "float32"), "label": np.arange(5)}
         ({"data": np.zeros((5, 3, 8, 9), "float32")}, {}, "'data' has shape (5, 3, 8, 9)"),
         ({"data": np.zeros((5, 3, 8, 8), "uint8")}, {}, "'data' is uint8, the model takes float32"),
         ({"data": FIT["data"]}, {}, "verify.min_accuracy is set and there is no array 'label'"),
-        ({"data": FIT["data"], "label": np.arange(4)}, {}, "not have the same number of samples"),
+        ({"data": FIT["data"], "label": np.arange(4)}, {}, "has 5 samples and 4 labels"),
         (FIT, {"quantize": {"samples": 6}}, "it has 5 samples, and quantize.samples asks for 6"),
         (
             {"data": FIT["data"]},
