@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -25,7 +24,6 @@ from tvmflow.frontends._dynamic_shapes import (
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx.graph import (
     FROM_START,
-    OWN_DOMAIN,
     Place,
     attributes_of,
     dtype_of,
@@ -99,7 +97,6 @@ class Graph:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._names: set[str] = set()
         self._computed: set[str] = set()
-        self._domains = {"": OPSET}
         self.prefix = ""
         """The name of the converted operator, which its nodes have as their `doc_string`."""
 
@@ -145,47 +142,22 @@ class Graph:
         values = [v if isinstance(v, Value) else self.constant(v, dtype) for v in operands]
         return self._add(self._node(operator, count, values, attributes), values)
 
-    def add_custom(
-        self,
-        node: tuple[str, str, Mapping[str, Any]],
-        count: int,
-        operands: Sequence[Value],
-        infer: Callable[[onnx.ModelProto], onnx.ModelProto],
-    ) -> list[Value]:
-        """Add a node of another domain: (domain, operator, attributes); `infer` gives its results their types."""
-        domain, operator, attributes = node
-        added = self._node(operator, count, operands, attributes, domain)
-        results = _infer(added, operands, infer)
-        self._append(added, operands)
-        return results
-
-    def add_own(
-        self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
-    ) -> Value:
-        """Add a node of tvmflow's own, with one result of the shape of another value."""
-        node = self._node(operator, 1, operands, attributes, OWN_DOMAIN)
-        self._append(node, operands)
-        return Value(node.output[0], like.shape, dtype)
-
     def _node(
         self,
         operator: str,
         count: int,
         operands: Sequence[Value],
         attributes: Mapping[str, Any],
-        domain: str = "",
     ) -> onnx.NodeProto:
         names = [self.new_name() for _ in range(count)]
         inputs = [operand.name for operand in operands]
-        # standard nodes have no name, which would have to be unique
-        name = self.prefix if domain else None
-        node = helper.make_node(operator, inputs, names, name, self.prefix, domain)
+        # no name, which would have to be unique
+        node = helper.make_node(operator, inputs, names, doc_string=self.prefix)
         node.attribute.extend(helper.make_attribute(*entry) for entry in attributes.items())
         return node
 
     def _append(self, node: onnx.NodeProto, operands: Sequence[Value]) -> None:
         self._materialize(operands)
-        self._domains.setdefault(node.domain, 1)
         self._nodes.append(node)
 
     def _add(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
@@ -382,8 +354,7 @@ class Graph:
         graph = helper.make_graph(
             self._nodes, "main", self._inputs, infos, list(self._initializers.values())
         )
-        opsets = [helper.make_opsetid(*entry) for entry in self._domains.items()]
-        return helper.make_model(graph, opset_imports=opsets)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
 
     def reserve(self, names: Sequence[str]) -> None:
         self._names.update(names)
@@ -431,25 +402,15 @@ def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
     inputs = [
         _value_info(name, v.dtype, v.shape) for name, v in by_name.items() if name not in known
     ]
-    opsets = [helper.make_opsetid("", OPSET)]
-    if node.domain:
-        opsets.append(helper.make_opsetid(node.domain, 1))
-    return make_single(node, inputs, constants, opsets)
+    return make_single(node, inputs, constants, [helper.make_opsetid("", OPSET)])
 
 
-_infer_standard: Final = functools.partial(
-    onnx.shape_inference.infer_shapes, strict_mode=True, data_prop=True
-)
-
-
-def _infer(
-    node: onnx.NodeProto,
-    operands: Sequence[Value],
-    infer: Callable[[onnx.ModelProto], onnx.ModelProto] = _infer_standard,
-) -> list[Value]:
+def _infer(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
     """Return the results of a node with their shapes."""
     results = []
-    for info in infer(_single(node, operands)).graph.output:
+    single = _single(node, operands)
+    inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
+    for info in inferred.graph.output:
         kind = info.type.tensor_type
         sizes = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
         if not kind.HasField("shape") or min(sizes, default=0) < 0:

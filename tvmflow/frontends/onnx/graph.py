@@ -35,9 +35,6 @@ from tvmflow.frontends.onnx._header import Field, fields
 CUSTOM_DOMAIN: Final = "tvmflow.operators"
 """The domain of the nodes that custom operators implement (see `_custom_operators`)."""
 
-OWN_DOMAIN: Final = "tvmflow"
-"""The domain of operators that ONNX lacks, and that other frontends need."""
-
 _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
 """The property in which PyTorch's exporter lists the modules around a node, then the operator."""
