@@ -54,6 +54,8 @@ SELECTIONS: Final = operators("reshape permute_dims squeeze expand_dims flatten 
 """Operators that only select values: quantized data pass through them."""
 
 _IS_SCHEDULED: Final = "tirx.is_scheduled"
+SCHEDULED: Final = {_IS_SCHEDULED: True}
+"""The attribute of a kernel that no rule or search schedules."""
 
 WINOGRAD_COLUMNS: Final = ("winograd_data_columns", "winograd_image_columns")
 """The blocks of Winograd transforms that read constant indices, in kernels that have them."""
@@ -162,7 +164,7 @@ class DataFlow:
     def is_read_by(self, value: Any, name: str) -> bool:
         """Return whether a value is read only by calls of one operator, and is not an output."""
         readers = self.list_readers(value)
-        is_only_read = len(readers) == self._uses[hash(self._bound.get(value))]
+        is_only_read = len(readers) == self.count_uses(self._bound.get(value))
         return is_only_read and all(as_call(reader, name) is not None for reader in readers)
 
     def resolve(self, expr: Any) -> Any:
@@ -273,7 +275,7 @@ def is_scheduled(kernel: tirx.PrimFunc) -> bool:
 def replace_kernel(original: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel with the attributes of the unscheduled one."""
     fields = (scheduled.params, scheduled.body, scheduled.ret_type)
-    return tirx.PrimFunc(*fields, original.attrs).with_attr(_IS_SCHEDULED, True)
+    return tirx.PrimFunc(*fields, original.attrs).with_attrs(SCHEDULED)
 
 
 def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:

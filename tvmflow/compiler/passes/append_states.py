@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import tvm
 from tvm import relax, topi
@@ -18,8 +18,6 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import sizes_of
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
-
-_IS_SCHEDULED: Final = {**ir.OPAQUE, "tirx.is_scheduled": True}
 
 
 def append_states(mod: tvm.IRModule) -> tvm.IRModule:
@@ -37,39 +35,40 @@ class _StateRewriter(MainRewriter):
         main = mod["main"]
         self._result = self.flow.values.get(main.body.body, main.body.body)
         results = [self.flow.resolve(field) for field in getattr(self._result, "fields", ())]
-        # by the concatenation that gives an output: the state, and the axis along which it grows
-        self._states: dict[Any, tuple[Any, int]] = {}
+        # by the concatenation that gives an output: the state, its new rows, and the axis along which it grows
+        self._states: dict[Any, tuple[Any, Any, int]] = {}
         for state in read_states(main) if results else ():
             param = main.params[state.input]
-            call = self._find_append(param, results, state.output, state.axis)
+            call, new = self._find_append(param, results, state.output, state.axis)
             if call is not None:
-                self._states[call] = (param, state.axis)
+                self._states[call] = (param, new, state.axis)
         # by the output: the state in the layout of the library, and the axes of the model's layout
         self._exits: dict[Any, tuple[Any, list[int]]] = {}
 
-    def _find_append(self, param: Any, results: Sequence[Any], output: int, axis: int) -> Any:
-        """Return the concatenation of a state with its new rows, which is an output; None if there is none."""
+    def _find_append(
+        self, param: Any, results: Sequence[Any], output: int, axis: int
+    ) -> tuple[Any, Any]:
+        """Return the concatenation of a state with new rows that is an output, and the rows; or two None."""
         result = results[output]
         call = self.flow.find_call(result, "relax.concat")
         if call is None or sum(other.same_as(result) for other in results) > 1:
-            return None
+            return None, None
         parts: Sequence[Any] = getattr(
             self.flow.values.get(call.args[0], call.args[0]), "fields", ()
         )
         rank = len(sizes_of(call) or ())
         if len(parts) != 2 or not rank or int(call.attrs.axis) % rank != axis:
-            return None
+            return None, None
         is_state = self.flow.resolve(parts[0]).same_as(param) and self.flow.count_uses(param) == 1
-        return call if is_state else None
+        return (call, parts[1]) if is_state else (None, None)
 
     def _replace(self, call: Any) -> Any:
         if call not in self._states:
             return None
-        param, axis = self._states[call]
+        param, new, axis = self._states[call]
         rank = len(sizes_of(call) or ())
         inward = [axis, *(other for other in range(rank) if other != axis)]
         outward = [inward.index(other) for other in range(rank)]
-        new = self.flow.values.get(call.args[0], call.args[0]).fields[1]
         before = self._call(ENTER, functools.partial(topi.transpose, axes=inward), param)
         rows = self.emit(relax.op.permute_dims(self.visit_expr(new), inward))
         after = self._call(APPEND, lambda *parts: topi.concatenate(parts, 0), before, rows)
@@ -78,7 +77,7 @@ class _StateRewriter(MainRewriter):
         return inside
 
     def _call(self, role: str, compute: Callable[..., Any], *tensors: Any) -> Any:
-        attributes = {**_IS_SCHEDULED, ROLE: role}
+        attributes = {**ir.OPAQUE, **ir.SCHEDULED, ROLE: role}
         return self.kernel(compute, f"{role}_state", *tensors, pattern=attributes)
 
     def visit_tuple_(self, op: relax.Tuple) -> Any:

@@ -66,7 +66,7 @@ class NmsRewriter(TargetRewriter):
             make = _make_box_kernel if operator is BoxNms else _make_multibox_kernel
             function = make(is_gpu, own, *operands)
         name = operator.NAME.rpartition(".")[2]
-        callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
+        callee = self.builder_.add_func(function.with_attrs(ir.SCHEDULED), name)
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
         return self.emit(relax.call_tir(callee, operands, types))
 

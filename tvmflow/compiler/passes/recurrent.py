@@ -148,7 +148,7 @@ class _Lowering:
 
         given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None}
         kernel = functools.partial(recurrent, self._layer, is_gpu, list(given))
-        pattern = {"tirx.is_scheduled": True, **OPAQUE}
+        pattern = {**ir.SCHEDULED, **OPAQUE}
         results = self._rewriter.kernel(
             kernel, operator.kind.lower(), *given.values(), pattern=pattern
         )

@@ -50,7 +50,7 @@ class SortRewriter(TargetRewriter):
             return None
         if self._context.is_mixed():
             # no threads of the device
-            function = function.with_attr("tirx.is_scheduled", True)
+            function = function.with_attrs(ir.SCHEDULED)
         variable = self.builder_.add_func(function, "sort")
         types = [relax.TensorType(sort.result_shape, dtype) for dtype in sort.result_dtypes]
         results = types if len(types) > 1 else types[0]
@@ -215,8 +215,8 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
 
 
 # ---------------------------------------------------------------- columns
-# The first few along another axis than the last: the elements of a row are lanes of vectors, each
-# of which keeps the first values of its column so far, in order.
+# The first few along another axis than the last: the elements of a row are lanes of vectors, and a lane
+# keeps the first values of its column so far, in order.
 
 
 def _selects_in_columns(sort: Sort) -> bool:

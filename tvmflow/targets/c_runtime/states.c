@@ -316,13 +316,17 @@ static int tf_set_states(tf_context *context, int64_t length, const unsigned cha
   int status = TF_STATUS(OK);
   for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK); ++i) {
     const size_t size = tf_state_bytes(&tf_states[i], length);
-    tf_held *held = tf_grows_in_place(i) ? &loaded[i] : &context->held[i][then];
-    status = tf_grows_in_place(i) ? tf_new_shared(&context->options, size, (size_t)length, held) : tf_hold(context, held, size);
-    if (status != TF_STATUS(OK)) break;
+    if (tf_grows_in_place(i)) {
+      status = tf_new_shared(&context->options, size, (size_t)length, &loaded[i]);
 #ifdef TF_APPENDED_STATES
-    if (tf_grows_in_place(i)) tf_move_in(held->data, content, tf_states[i].outer, (size_t)length, tf_states[i].row);
+      const tf_state *state = &tf_states[i];
+      if (status == TF_STATUS(OK)) tf_move_in(loaded[i].data, content, state->outer, (size_t)length, state->row);
 #endif
-    if (size && !tf_grows_in_place(i)) memcpy(held->data, content, size);
+    } else {
+      tf_held *held = &context->held[i][then];
+      status = tf_hold(context, held, size);
+      if (status == TF_STATUS(OK) && size) memcpy(held->data, content, size);
+    }
     content += size;
   }
   for (size_t i = 0; i < TF_STATES; ++i) {
