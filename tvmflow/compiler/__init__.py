@@ -1,7 +1,7 @@
 """Compilation of imported models: lowering, schedules of untuned kernels, code generation.
 
 It owns everything between an imported model and object code, except tuning. Other folders import only the names
-below, each of which loads its module when it is first read: planning must not load TVM.
+below, and each loads its module when it is first read: planning must not load TVM.
 """
 
 from __future__ import annotations

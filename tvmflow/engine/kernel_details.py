@@ -133,7 +133,7 @@ class KernelDetails(NamedTuple):
 
     `nodes` are those of each of its calls. `untuned_s` and `tuned_s` are the times of a call alone, with the schedule of
     a rule and with that of the search, None where none was better. `flops` are the operations of a call, `least_s` its
-    time at the roofline. The search measured `trials` schedules, of which `failed` failed, the best in `best_trial_s`.
+    time at the roofline. The search measured `trials` schedules: `failed` failed, and the best took `best_trial_s`.
     `size_speedups` is the speedup over the rule's schedule at several sizes; other times are then geometric means, and
     `flops` and `least_s` are unknown.
     """

@@ -169,7 +169,7 @@ def _flatten(values: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------- rules that move values
-# Each rule computes the bits of TVM's own operator on a CPU without fused multiply-add: values are moved, or rounded
+# Each rule computes the same bits as TVM's operator on a CPU without fused multiply-add: values are moved, or rounded
 # once as IEEE 754 defines. It returns None for a call where that does not hold.
 
 _Array = np.ndarray[Any, Any]

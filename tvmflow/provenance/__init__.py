@@ -1,7 +1,7 @@
 """Provenance of delivered files: written beside them, signed, shown, and checked later.
 
 Owns statements, bills of materials and their checks. Imports executors and what is below it. Other folders import
-only the names below, each of which loads its module when it is first read.
+only the names below, and each loads its module when it is first read.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Lineage(NamedTuple):
     store: LocalStore
 
     def find_stages(self, name: str) -> tuple[FinishedStage, ...]:
-        """Return the stages with a name, of which a model in parts has several."""
+        """Return the stages with a name: several for a model in parts."""
         return tuple(stage for stage in self.stages if stage.spec.stage == name)
 
     @property
@@ -427,7 +427,7 @@ def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
     """Return the entry of each kernel in the library for a statement.
 
     It has `name` and `schedule` (`tuned` or a rule), the `part` of a partitioned model, the key of its `workload` in
-    a tuned model, and the trial (`record`) of a tuned kernel, of which a locked run knows only the id.
+    a tuned model, and the trial (`record`) of a tuned kernel, or only its id in a locked run.
     """
     return [
         kernel

@@ -35,7 +35,7 @@ TuneStage = Callable[[StageSpec], TuneFacts | None]
 class TuningProgress(NamedTuple):
     """The progress of one recipe and target, with its `tune` stage.
 
-    `trials` is the budget of all rounds, of which `measured` is spent. Latencies are estimates in µs, before the first
+    `trials` is the budget of all rounds, `measured` the spent part. Latencies are estimates in µs, before the first
     round and now. The gain is the share of the latency that the last round saved.
     """
 
