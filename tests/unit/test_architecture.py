@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +106,40 @@ def test_the_dask_cluster_is_a_plug_in(trees: Trees) -> None:
         and plugin & {(node.module or "").rpartition(".")[2], *(name.name for name in node.names)}
     }
     assert importers <= plugin
+
+
+def list_imported_first(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield the packages that a module imports when it is imported."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from list_imported_first(node.orelse)
+        elif isinstance(node, ast.If | ast.Try):
+            yield from list_imported_first(node.body)
+
+
+def test_modules_import_without_extras(trees: Trees) -> None:
+    """What belongs to an extra, such as Pillow, is imported where it is used: the demo installs no extra but MXNet."""
+    required = {
+        re.split(r"[^\w-]", text, maxsplit=1)[0]
+        for text in importlib.metadata.requires("tvmflow") or ()
+        if "extra ==" not in text
+    }
+    # typing_extensions and pydantic_core come with pydantic
+    allowed = {"tvmflow", "typing_extensions", "pydantic_core", *sys.stdlib_module_names}
+    for package, distributions in importlib.metadata.packages_distributions().items():
+        if required.intersection(map(str.lower, distributions)):
+            allowed.add(package)
+    others = {
+        f"{path.relative_to(ROOT)} imports {package}"
+        for path, tree in trees.items()
+        for package in list_imported_first(tree.body)
+        if package not in allowed
+    }
+    assert others == set()
 
 
 def test_docstrings_have_short_summaries(trees: Trees) -> None:

@@ -19,8 +19,7 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.images import ImageInput, _find_activation, describe_images
-from tvmflow.stages.verify import inputs as verify_inputs
-from tvmflow.stages.verify import verdict_text
+from tvmflow.stages.verify import image_inputs, verdict_text
 from tvmflow.stages.verify.verdict import ImageComparison
 
 SIGNATURE = {
@@ -93,7 +92,7 @@ def test_the_preprocessing_is_that_of_pillow(
 ) -> None:
     """On generated images of several sizes, bit for bit."""
     entry = preprocessing(shape, **fields)
-    comparison = verify_inputs._compare(entry, verify_inputs._generate_images(entry))
+    comparison = image_inputs._compare(entry, image_inputs._generate_images(entry))
     assert comparison["passed"] and comparison["max_level_error"] == 0
     assert comparison["images"] == 4 and comparison["against"].startswith("Pillow ")
 
@@ -102,7 +101,7 @@ def test_another_preprocessing_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     """With the largest difference in levels."""
     entry = preprocessing((1, 3, 8, 8))
     monkeypatch.setattr(Preprocessing, "fit", lambda *_: np.zeros((8, 8, 3), np.uint8))
-    comparison = verify_inputs._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
+    comparison = image_inputs._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
     [sentence] = verdict_text._list_image_mismatches({"data": comparison})
     assert "the preprocessing of 'data' differs from that by Pillow" in sentence
     assert "by 7 of 255 levels" in sentence
@@ -117,7 +116,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     labels = {"names": ["cat", "dog", "owl"], "activation": "", "sha256": ""}
     manifest = {"images": {"data": {"scale": 1}}, "labels": labels}
     bundle = Bundle(manifest, SIGNATURE, b"", {})
-    monkeypatch.setattr(verify_inputs, "read_bundle", lambda *_, **__: bundle)
+    monkeypatch.setattr(image_inputs, "read_bundle", lambda *_, **__: bundle)
     files = {"export/module.tvmflow": tmp_path}
     for name, level in (("dog/a.png", 200), ("cat/b.png", 100)):
         path = tmp_path / name
@@ -136,7 +135,7 @@ def load(
     )
     nothing = Path()
     context = StageContext(inputs, nothing, nothing, nothing, nothing, lambda _: None)
-    return verify_inputs.load_images(verify.settings(made, target()), context)
+    return image_inputs.load_images(verify.settings(made, target()), context)
 
 
 def test_a_library_is_verified_on_the_images_of_a_folder(images: dict[str, Path]) -> None:
@@ -181,6 +180,6 @@ def test_without_data_images_of_noise_take_the_place_of_random_numbers(
     assert tensor.max() > 200 and np.array_equal(tensor, np.rint(tensor))
     np.testing.assert_array_equal(tensor, second.batches[0]["data"])
     usual = iter([("", second), ("normal", second)])
-    candidates = verify_inputs.with_images(first, usual, has_data=False)
+    candidates = image_inputs.with_images(first, usual, has_data=False)
     assert [distribution for distribution, _ in candidates] == ["", "normal"]
     assert load(inputs, data=False, range=(0, 1))[0] is None

@@ -28,6 +28,7 @@ from tvmflow.stages.verify import (
     VERDICT,
     comparison,
     draws,
+    image_inputs,
     inner_tensors,
     inputs,
     latency,
@@ -118,8 +119,8 @@ def _verify(
     verdict: Verdict = {"passed": True, "against": checks.against}
     swept = ChosenSizes()
     if any(spec.image for spec in settings.inputs.values()):
-        images, verdict["images"] = inputs.load_images(settings, context)
-        candidates = inputs.with_images(images, candidates, has_data=checks.data)
+        images, verdict["images"] = image_inputs.load_images(settings, context)
+        candidates = image_inputs.with_images(images, candidates, has_data=checks.data)
     if checks.against == "none":
         _, data = next(candidates)
         reference = None
