@@ -6,17 +6,19 @@ import importlib.util
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+import tvmflow
 from tests.support.kernels import outputs as compute
 from tests.support.onnx_models import specs
 from tests.support.project import Project
-from tests.support.tflite_cases import RELU, Draw, make
-from tests.support.tflite_models import Quantized, TfliteBuilder, run_litert
+from tests.support.tflite_cases import RELU, TANH, Draw, make
+from tests.support.tflite_models import Quantized, TfliteBuilder, invoke, open_litert, run_litert
 from tvmflow.core import packages
 from tvmflow.frontends import FRONTENDS
 
@@ -96,6 +98,65 @@ def test_a_file_with_a_dynamic_batch_is_verified_at_many_sizes(project: Project)
     )
     measured = run(project, f"{{images: {{shape: [b, h, w, 3]}}}}\ndimensions: {sizes}")
     assert measured["passed"] and len(measured["sizes"]) == 8
+
+
+def _window(draw: Draw) -> int:
+    """A dense layer over the last four chunks, in a variable that begins with values of the file."""
+    model = draw.model
+    x = model.input("chunk", (1, 8))
+    past = model.handle("past", draw.normal(1, 24))
+    before = model.read(past, (1, 24))
+    window = model.result("CONCATENATION", [before, x], (1, 32), "Concatenation", Axis=1)
+    ends = map(model.integers, ([0, 8], [1, 24]))
+    model.assign(past, model.result("SLICE", [window, *ends], (1, 24), "Slice"))
+    count = model.handle("count", np.asarray([[3.0]], np.float32))
+    one = model.constant(np.asarray([[1.0]], np.float32))
+    model.assign(count, model.result("ADD", [model.read(count, (1, 1)), one], (1, 1), "Add"))
+    # read again after it was assigned, and one that is never assigned
+    bias = model.read(model.handle("bias", draw.normal(1, 5)), (1, 5))
+    y = model.result("FULLY_CONNECTED", [window, draw.weights(5, 32), -1], (1, 5), "FullyConnected")
+    y = model.result("MUL", [y, model.read(count, (1, 1))], (1, 5), "Mul")
+    return model.result("ADD", [y, bias], (1, 5), "Add")
+
+
+def _recurrent(draw: Draw) -> int:
+    """SVDF and an LSTM, which change variable tensors."""
+    model = draw.model
+    x = model.input("chunk", (1, 8))
+    held = model.tensor((1, 30), name="memory", is_variable=True)
+    weights = [draw.weights(6, 8), draw.weights(6, 5), draw.weights(3)]
+    y = model.result("SVDF", [x, *weights, held], (1, 3), "SVDF", Rank=2)
+    states = [model.tensor((1, 4), name=name, is_variable=True) for name in "hc"]
+    gates = [draw.weights(4, width) for width in (3, 4) for _ in range(4)]
+    operands = [y, *gates, -1, -1, -1, *(draw.weights(4) for _ in range(4)), -1, -1, *states]
+    return model.result("LSTM", operands, (1, 4), "LSTM", FusedActivationFunction=TANH)
+
+
+@pytest.mark.tflite
+@with_litert
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make_net", "states"), [(_window, ["past", "count"]), (_recurrent, ["memory", "h", "c"])]
+)
+def test_variables_are_states(
+    project: Project, make_net: Callable[[Draw], int], states: list[str]
+) -> None:
+    """Each step computes what LiteRT does in the call of the same number, also after a reset."""
+    draw = Draw(2)
+    data = draw.model.build(make_net(draw))
+    (project.folder / "net.tflite").write_bytes(data)
+    assert run(project, "{}")["states"]["passed"]
+    session = tvmflow.load(project.folder / "dist/net/host/net.tvmflow").session()
+    assert list(session.states) == states
+    for _ in range(2):
+        feed = {"chunk": draw.normal(1, 8)}
+        interpreter = open_litert(data, feed)
+        for _ in range(9):
+            [expected] = invoke(interpreter, feed)
+            [result] = session.run(feed).values()
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+            feed = {"chunk": draw.normal(1, 8)}
+        session.reset()
 
 
 @pytest.mark.tflite

@@ -710,7 +710,80 @@ def _vector(draw: Draw) -> int:
     return draw.weights(12)
 
 
+def _state(draw: Draw, *shape: int) -> int:
+    """Add a variable tensor."""
+    name = f"state{len(draw.feed)}"
+    draw.feed[name] = draw.normal(*shape)
+    return draw.model.tensor(shape, name=name, is_variable=True)
+
+
+def _svdf(draw: Draw) -> Case:
+    rank, units, steps, batch, size = (draw.size(1, 5) for _ in range(5))
+    filters = rank * units
+    operands = [draw.data(batch, size), draw.weights(filters, size), draw.weights(filters, steps)]
+    operands.append(draw.choice(-1, draw.weights(units)))
+    operands.append(_state(draw, batch, filters * steps))
+    fields = {"Rank": rank, "FusedActivationFunction": draw.choice(NO_ACTIVATION, RELU)}
+    return draw.case(draw.model.result("SVDF", operands, [batch, units], "SVDF", **fields))
+
+
+def _rnn(operator: str) -> Maker:
+    def make(draw: Draw) -> Case:
+        batch, size, units = (draw.size(1, 6) for _ in range(3))
+        x, result, fields = _sequence(draw, operator, batch, size, units)
+        weights = [draw.weights(units, size), draw.weights(units, units), draw.weights(units)]
+        operands = [draw.data(*x), *weights, _state(draw, batch, units)]
+        fields["FusedActivationFunction"] = TANH
+        options = "SequenceRNN" if fields.keys() & {"TimeMajor"} else "RNN"
+        return draw.case(draw.model.result(operator, operands, result, options, **fields))
+
+    return make
+
+
+def _sequence(
+    draw: Draw, operator: str, batch: int, size: int, units: int
+) -> tuple[list[int], list[int], dict[str, Any]]:
+    """Return the shapes of data and result, and which axis is time."""
+    if not operator.startswith("UNIDIRECTIONAL"):
+        return [batch, size], [batch, units], {}
+    steps, is_major = draw.size(1, 5), bool(draw.choice(0, 1))
+    first = [steps, batch] if is_major else [batch, steps]
+    return [*first, size], [*first, units], {"TimeMajor": is_major}
+
+
+def _lstm(operator: str) -> Maker:
+    def make(draw: Draw) -> Case:
+        batch, size, units = (draw.size(1, 6) for _ in range(3))
+        is_coupled, is_projected = draw.choice(False, True), draw.choice(False, True)
+        results = draw.size(1, 6) if is_projected else units
+        x, result, fields = _sequence(draw, operator, batch, size, results)
+        data = draw.data(*x)
+        first = 1 if is_coupled else 0
+        omitted = [-1] * first
+        operands = [data, *omitted]
+        operands += [draw.weights(units, size) for _ in range(4 - first)]
+        operands += [*omitted, *(draw.weights(units, results) for _ in range(4 - first))]
+        if draw.choice(False, True):
+            operands += [*omitted, *(draw.weights(units) for _ in range(3 - first))]
+        else:
+            operands += [-1] * 3
+        operands += [*omitted, *(draw.weights(units) for _ in range(4 - first))]
+        operands += (
+            [draw.weights(results, units), draw.weights(results)] if is_projected else [-1] * 2
+        )
+        operands += [_state(draw, batch, results), _state(draw, batch, units)]
+        fields |= {"FusedActivationFunction": TANH, "CellClip": draw.choice(0.0, 0.4)}
+        fields["ProjClip"] = draw.choice(0.0, 0.3)
+        options = "UnidirectionalSequenceLSTM" if "TimeMajor" in fields else "LSTM"
+        return draw.case(draw.model.result(operator, operands, result, options, **fields))
+
+    return make
+
+
 CASES: Final[dict[str, Maker]] = {
+    **{name: _lstm(name) for name in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM")},
+    **{name: _rnn(name) for name in ("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN")},
+    "SVDF": _svdf,
     **{
         name: _unary(name)
         for name in ("ABS", "CEIL", "COS", "EXP", "FLOOR", "NEG", "ROUND", "SIGN", "SIN", "SQUARE")

@@ -22,6 +22,7 @@ _TYPES = {
     "bool": 6,
     "int16": 7,
     "int8": 9,
+    "resource": 13,
 }
 # The versions of operators that LiteRT has no kernel for under the first.
 _VERSIONS = {"BROADCAST_TO": 2}
@@ -43,6 +44,7 @@ class TfliteBuilder:
         self._tensors: list[dict[str, Any]] = []
         self._operators: list[dict[str, Any]] = []
         self._inputs: list[int] = []
+        self._initial: list[tuple[int, int]] = []
         self.signature: tuple[Mapping[str, int], Mapping[str, int]] | None = None
 
     def tensor(
@@ -109,6 +111,22 @@ class TfliteBuilder:
             }
         )
 
+    def handle(self, name: str, initial: Array | None = None) -> int:
+        """Add the handle of a variable, which begins with these values."""
+        fields: dict[str, Any] = {"SharedName": name, "Container": ""}
+        handle = self.result("VAR_HANDLE", [], 0, "VarHandle", "resource", **fields)
+        if initial is not None:
+            self._initial.append((handle, self.constant(initial)))
+        return handle
+
+    def read(self, handle: int, shape: Sequence[int], dtype: str = "float32") -> int:
+        """Add an operator that reads a variable."""
+        return self.result("READ_VARIABLE", [handle], shape, "ReadVariable", dtype)
+
+    def assign(self, handle: int, value: int) -> None:
+        """Add an operator that assigns to a variable."""
+        self.add("ASSIGN_VARIABLE", [handle, value], [], "AssignVariable")
+
     def result(
         self,
         operator: str,
@@ -133,24 +151,47 @@ class TfliteBuilder:
         import flatbuffers
 
         b = flatbuffers.Builder(1024)
-        codes = list(dict.fromkeys((o["operator"], o["custom"]) for o in self._operators))
+        main, first = self._operators, list[dict[str, Any]]()
+        if self._initial:
+            more = {"options": "CallOnce", "fields": {"InitSubgraphIndex": 1}, "custom": ""}
+            call = {"operator": "CALL_ONCE", "inputs": [], "outputs": [], **more}
+            main = [call, *main]
+            handles = [handle for handle, _ in self._initial]
+            first += [
+                o for o in main if o["operator"] == "VAR_HANDLE" and o["outputs"][0] in handles
+            ]
+            more = {"options": "AssignVariable", "fields": {}, "custom": "", "outputs": []}
+            for handle, value in self._initial:
+                first.append({"operator": "ASSIGN_VARIABLE", "inputs": [handle, value], **more})
+        codes = list(dict.fromkeys((o["operator"], o["custom"]) for o in (*main, *first)))
         parts = {
             "Version": 3,
             "OperatorCodes": _vector(b, [_code(b, *code) for code in codes]),
             "Buffers": _vector(b, [_buffer(b, data) for data in self._buffers]),
             "SignatureDefs": _vector(b, self._signatures(b)),
         }
-        graph = _table(
+        sides = [(self._inputs, outputs, main), *([((), (), first)] if first else [])]
+        graphs = [self._graph(b, *side, codes) for side in sides]
+        model = _table(b, "Model", Subgraphs=_vector(b, graphs), **parts)
+        b.Finish(model, b"TFL3")
+        return bytes(b.Output())
+
+    def _graph(
+        self,
+        b: Any,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        operators: Sequence[Mapping[str, Any]],
+        codes: Sequence[tuple[str, str]],
+    ) -> int:
+        return _table(
             b,
             "SubGraph",
             Tensors=_vector(b, [_tensor(b, tensor) for tensor in self._tensors]),
-            Inputs=b.CreateNumpyVector(np.asarray(self._inputs, np.int32)),
+            Inputs=b.CreateNumpyVector(np.asarray(inputs, np.int32)),
             Outputs=b.CreateNumpyVector(np.asarray(outputs, np.int32)),
-            Operators=_vector(b, [_operator(b, o, codes) for o in self._operators]),
+            Operators=_vector(b, [_operator(b, operator, codes) for operator in operators]),
         )
-        model = _table(b, "Model", Subgraphs=_vector(b, [graph]), **parts)
-        b.Finish(model, b"TFL3")
-        return bytes(b.Output())
 
     def save(self, folder: Path, *outputs: int) -> Path:
         """Write the file into a folder."""
@@ -230,6 +271,8 @@ def _tensor(b: Any, tensor: Mapping[str, Any]) -> int:
         fields["Quantization"] = _table(
             b, "QuantizationParameters", QuantizedDimension=axis, **parameters
         )
+    if tensor.get("is_variable"):
+        fields["IsVariable"] = True
     if tensor.get("is_sparse"):
         fields["Sparsity"] = _table(b, "SparsityParameters")
     return _table(
@@ -246,6 +289,8 @@ def _operator(b: Any, operator: Mapping[str, Any], codes: Sequence[tuple[str, st
         fields = {
             key: b.CreateNumpyVector(np.asarray(value, np.int32))
             if isinstance(value, list)
+            else b.CreateString(value)
+            if isinstance(value, str)
             else value
             for key, value in operator["fields"].items()
         }
@@ -260,8 +305,8 @@ def _operator(b: Any, operator: Mapping[str, Any], codes: Sequence[tuple[str, st
     return _table(b, "Operator", OpcodeIndex=index, Inputs=inputs, Outputs=outputs, **more)
 
 
-def run_litert(data: bytes, feed: Mapping[str, Array]) -> list[Array]:
-    """Return the outputs of LiteRT for inputs of any shape, or skip the test when it is not installed."""
+def open_litert(data: bytes, feed: Mapping[str, Array]) -> Any:
+    """Return LiteRT's interpreter with inputs of these shapes, or skip the test when it is not installed."""
     pytest.importorskip(
         "ai_edge_litert", reason="LiteRT is not installed (pip install 'tvmflow[tflite]')"
     )
@@ -269,10 +314,27 @@ def run_litert(data: bytes, feed: Mapping[str, Array]) -> list[Array]:
 
     interpreter: Any = Interpreter(model_content=data, num_threads=1)
     numbers = {entry["name"]: entry["index"] for entry in interpreter.get_input_details()}
-    for name, array in feed.items():
-        interpreter.resize_tensor_input(numbers[name], array.shape)
+    for name, number in numbers.items():
+        interpreter.resize_tensor_input(number, feed[name].shape)
     interpreter.allocate_tensors()
-    for name, array in feed.items():
-        interpreter.set_tensor(numbers[name], array)
+    return interpreter
+
+
+def invoke(interpreter: Any, feed: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of the next call."""
+    for entry in interpreter.get_input_details():
+        interpreter.set_tensor(entry["index"], feed[entry["name"]])
     interpreter.invoke()
     return [np.array(interpreter.get_tensor(e["index"])) for e in interpreter.get_output_details()]
+
+
+def run_litert(data: bytes, feed: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of LiteRT for inputs of any shape, and its variable tensors in `feed` after the call."""
+    interpreter = open_litert(data, feed)
+    inputs = {entry["name"] for entry in interpreter.get_input_details()}
+    numbers = {entry["name"]: entry["index"] for entry in interpreter.get_tensor_details()}
+    held = [numbers[name] for name in feed if name not in inputs]
+    for name in feed.keys() - inputs:
+        interpreter.set_tensor(numbers[name], feed[name])
+    outputs = invoke(interpreter, feed)
+    return [*outputs, *(np.array(interpreter.get_tensor(number)) for number in held)]

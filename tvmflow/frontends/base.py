@@ -23,6 +23,9 @@ DYNAMIC_FIX: Final = (
 )
 """The remedy for an operator that cannot follow the dimensions."""
 
+NEXT: Final = ".next"
+"""The ending of the name of an output that replaces a state that the model itself keeps."""
+
 Limits = tuple[int | None, int | None]
 """The smallest and the largest size of a free dimension, if there is one."""
 

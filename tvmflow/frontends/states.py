@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from tvmflow.core.dimensions import is_name
 from tvmflow.core.errors import ImportFailed
@@ -13,6 +15,9 @@ from tvmflow.core.types import Dimension, Size, State, TensorSpec
 
 ANY = "*"
 """The placeholder of the common text in the names of an input and its output."""
+
+_MAX_CONTENT_BYTES: Final = 1 << 16
+"""Of the initial content of a state, which is source code in a C library."""
 
 _FIX = "correct `state` in the recipe; `tvmflow inspect MODEL` lists inputs and outputs"
 
@@ -77,6 +82,20 @@ def _suggest(inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[st
         if matches and taken.isdisjoint(names) and set(matches.values()) <= set(outputs):
             taken |= names
             yield pattern, target
+
+
+def encode_content(name: str, content: bytes) -> str:
+    """Return the initial content of a state as `State` has it.
+
+    Raises:
+        ValueError: It is too long.
+    """
+    if content.count(0) == len(content):
+        return ""
+    if len(content) > _MAX_CONTENT_BYTES:
+        text = f"{quoted(name)} begins with {len(content):,} bytes that are not 0, more than {_MAX_CONTENT_BYTES:,}"
+        raise ValueError(text)
+    return base64.b64encode(content).decode()
 
 
 def _match(pattern: str, target: str, names: Iterable[str]) -> dict[str, str]:

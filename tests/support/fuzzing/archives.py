@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import tvm  # noqa: F401 - loaded once, not in every child
 
 from tests.support.fuzzing.cases import Case, expecting_refusals
@@ -64,7 +65,7 @@ def _write(files: list[tuple[str, bytes]]) -> bytes:
 
 
 def _tflite_model() -> bytes:
-    """Return a model with a convolution, whose weights are in the file, and a softmax."""
+    """Return a model with a convolution, a softmax, a variable that begins with ones, and one of an SVDF."""
     builder = TfliteBuilder()
     data = builder.input("data", [1, 8, 8, 1])
     kernel = builder.constant([[[[0.5], [0.25]], [[1.0], [-1.0]]]] * 4, "float32")
@@ -72,7 +73,14 @@ def _tflite_model() -> bytes:
     steps: dict[str, Any] = {"StrideH": 1, "StrideW": 1, "DilationHFactor": 1, "DilationWFactor": 1}
     made = builder.result("CONV_2D", [data, kernel, bias], [1, 8, 8, 4], "Conv2D", **steps)
     flat = builder.result("RESHAPE", [made, builder.integers([1, 256])], [1, 256])
-    return builder.build(builder.result("SOFTMAX", [flat], [1, 256], "Softmax", Beta=1.0))
+    scores = builder.result("SOFTMAX", [flat], [1, 256], "Softmax", Beta=1.0)
+    handle = builder.handle("sum", np.ones((1, 256), np.float32))
+    total = builder.result("ADD", [scores, builder.read(handle, [1, 256])], [1, 256], "Add")
+    builder.assign(handle, total)
+    features = builder.constant(np.ones((2, 256), np.float32))
+    times = builder.constant(np.ones((2, 3), np.float32))
+    operands = [total, features, times, -1, builder.tensor([1, 6], is_variable=True)]
+    return builder.build(builder.result("SVDF", operands, [1, 2], "SVDF", Rank=1))
 
 
 def prepare(folder: Path) -> None:

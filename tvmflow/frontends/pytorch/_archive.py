@@ -32,6 +32,7 @@ from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.frontends._reading import read_once
 from tvmflow.frontends.base import (
+    NEXT,
     Limits,
     ModelInput,
     NotAModel,
@@ -363,8 +364,6 @@ _VIEWS: Final = frozenset(
     "slice split split_with_sizes squeeze swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view "
     "view_as".split()
 )
-# What the name of a buffer's content after a call ends with.
-_NEXT: Final = ".next"
 # Exceptions of zipfile and json at damaged files.
 _DAMAGE: Final = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
@@ -504,7 +503,7 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     named = zip(name_outputs(forms[1], fields), (spec["arg"] for spec in specs), strict=True)
     tensors = [(name, arg["as_tensor"]["name"]) for name, arg in named if "as_tensor" in arg]
     types = [_type(graph["tensor_values"].get(value)) for _, value in tensors]
-    outputs = [*(name for name, _ in tensors), *(f"{name}{_NEXT}" for name in names)]
+    outputs = [*(name for name, _ in tensors), *(f"{name}{NEXT}" for name in names)]
     containers = {kind: names for form in forms for kind, names in _containers(form, fields)}
     return Archive(
         torch_version=str(document.get("torch_version") or ""),

@@ -7,7 +7,6 @@ exported.
 
 from __future__ import annotations
 
-import base64
 import functools
 import importlib
 import io
@@ -36,6 +35,7 @@ from tvmflow.frontends._reference_process import (
 )
 from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
+from tvmflow.frontends.states import encode_content
 
 if TYPE_CHECKING:
     import torch
@@ -398,8 +398,6 @@ class _Program(LoadedReference):
 # The default differs between versions of PyTorch, and all of them have this one.
 _OPSET: Final = 18
 _MAX_REASON: Final = 400
-# Of the initial content of a state, which is source code in a C library.
-_MAX_CONTENT_BYTES: Final = 1 << 16
 _REFUSES_NEGATIVE: Final = re.compile(
     r"\baten\.(embedding|gather|index_(add|copy|fill|reduce|select)|scatter)(\.|_add|_reduce)"
 )
@@ -416,7 +414,11 @@ def _export(request: dict[str, Any]) -> dict[str, Any]:
     program, initial = open_program(
         request["archive"], request["containers"], buffers, request["tensors"]
     )
-    contents = {name: _encode(name, tensor) for name, tensor in zip(buffers, initial, strict=True)}
+    arrays = (tensor.numpy(force=True) for tensor in initial)
+    try:
+        contents = {n: encode_content(n, a.tobytes()) for n, a in zip(buffers, arrays, strict=True)}
+    except ValueError as error:
+        raise Problem("content", str(error)) from error
     try:
         with torch.no_grad():
             program = _decompose(torch, program)
@@ -440,17 +442,6 @@ def _export(request: dict[str, Any]) -> dict[str, Any]:
     _rename(graph, request["inputs"], names)
     exported.save(request["onnx"], external_data=True)
     return {"contents": contents}
-
-
-def _encode(name: str, tensor: Any) -> str:
-    """Return the content of a buffer in base64; empty for zeros."""
-    content: bytes = tensor.numpy(force=True).tobytes()
-    if content.count(0) == len(content):
-        return ""
-    if len(content) > _MAX_CONTENT_BYTES:
-        text = f"{quoted(name)} begins with {len(content):,} bytes that are not 0, more than {_MAX_CONTENT_BYTES:,}"
-        raise Problem("content", text)
-    return base64.b64encode(content).decode()
 
 
 # ---------------------------------------------------------------- decompositions

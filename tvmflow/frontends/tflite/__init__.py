@@ -5,15 +5,18 @@ Imports tvm and onnx only inside functions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from tvmflow.core import packages
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.files import map_file
-from tvmflow.core.formatting import names_text
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.types import State, TensorSpec
 from tvmflow.frontends._reading import read_in_worker, read_once
 from tvmflow.frontends.base import (
     LoadedModel,
@@ -33,10 +36,12 @@ from tvmflow.frontends.frontend import (
 )
 from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
+from tvmflow.frontends.states import encode_content
 from tvmflow.frontends.tflite._model import (
     FIX,
     IMPORTED_DTYPES,
     SUPPORTED,
+    Buffer,
     Model,
     Tensor,
     read_model,
@@ -88,6 +93,24 @@ def _read_file(path: Path) -> Model:
         return read_model(data)
 
 
+def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> Iterator[State]:
+    """Yield the variables of a model, which begin with the values of the file."""
+    specs = {spec.name: spec for spec in inputs}
+    following = [name for name, _ in model.outputs[len(model.outputs) - len(model.variables) :]]
+    for (number, span), output in zip(model.variables.items(), following, strict=True):
+        # one that is bound to a value is none
+        if spec := specs.get(model.inputs[number]):
+            content = bytes(data[slice(*span)]) if span else b""
+            if span and len(content) != spec.bytes:
+                text = f"the variable {quoted(spec.name)} has {spec.bytes:,} bytes, and begins with {len(content):,}"
+                raise ImportFailed(text, fix=TfliteFrontend.FOREIGN_FIX)
+            try:
+                yield State(spec.name, output, initial=encode_content(spec.name, content))
+            except ValueError as error:
+                text = f"the variable {error}, which a library cannot begin with"
+                raise ImportFailed(text, fix="let it begin with zeros") from error
+
+
 class TfliteFrontend(OneFileFrontend):
     """TFLite, and LiteRT as the reference."""
 
@@ -133,13 +156,14 @@ class TfliteFrontend(OneFileFrontend):
         # Operators of TFLite have no names: that of its first result is there.
         labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
         prepared = prepare(converted, left)
-        return import_prepared(
+        loaded = import_prepared(
             prepared,
             inner_outputs,
             labels=labels,
             dimensions=call.dimensions,
             counts_rows=call.counts_rows,
         )
+        return loaded._replace(states=tuple(_list_states(model, data, loaded.inputs)))
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         return {

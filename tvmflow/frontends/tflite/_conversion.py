@@ -19,7 +19,7 @@ from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends._emission import explain_failure
 from tvmflow.frontends._onnx_graph import NOTHING, Array, Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
-from tvmflow.frontends.tflite import _arrays
+from tvmflow.frontends.tflite import _arrays, _recurrent
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 from tvmflow.frontends.tflite._operation import (
     Converter,
@@ -536,6 +536,7 @@ _FORMULAS: Final[Mapping[str, _Formula]] = {
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arrays.CONVERTERS,
+    **_recurrent.CONVERTERS,
     "CONV_2D": _convolution,
     "CONV_3D": _volume,
     "DEPTHWISE_CONV_2D": _depthwise,

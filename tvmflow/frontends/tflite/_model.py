@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from tvmflow.frontends.base import NotAModel, number_repeated
+from tvmflow.frontends.base import NEXT, NotAModel, number_repeated
 
 # ---------------------------------------------------------------- FlatBuffers
 # The format is that of https://flatbuffers.dev/internals. Nothing is read outside the file, whatever
@@ -208,6 +209,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "GATHER": "axis:i batch_dims:i",
     "GELU": "approximate:?",
     "LEAKY_RELU": "alpha:f",
+    "LSTM": "activation:b cell_clip:f proj_clip:f kernel_type:b",
     "LOCAL_RESPONSE_NORMALIZATION": "radius:i bias:f alpha:f beta:f",
     "MIRROR_PAD": "mode:b",
     "ONE_HOT": "axis:i",
@@ -215,12 +217,33 @@ _FIELDS: Final[Mapping[str, str]] = {
     "RESHAPE": "new_shape:v",
     "RESIZE_BILINEAR": "_:i _:i align_corners:? half_pixel_centers:?",
     "RESIZE_NEAREST_NEIGHBOR": "align_corners:? half_pixel_centers:?",
+    "RNN": "activation:b",
     "SOFTMAX": "beta:f",
     "SPACE_TO_DEPTH": "block_size:i",
     "SQUEEZE": "axes:v",
     "STRIDED_SLICE": "begin_mask:i end_mask:i ellipsis_mask:i new_axis_mask:i shrink_axis_mask:i offset:?",
+    "SVDF": "rank:i activation:b",
     "TRANSPOSE_CONV": f"{_WINDOW} activation:b",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": "activation:b cell_clip:f proj_clip:f time_major:?",
+    "UNIDIRECTIONAL_SEQUENCE_RNN": "time_major:? activation:b",
     "UNPACK": "count:i axis:i",
+}
+
+# Operators on variables, which become inputs and outputs of the graph: see `_Variables`.
+_VARIABLE_FIELDS: Final[Mapping[str, str]] = {
+    "ASSIGN_VARIABLE": "",
+    "CALL_ONCE": "subgraph:i",
+    "READ_VARIABLE": "",
+    "VAR_HANDLE": "container:s shared_name:s",
+}
+
+VARIABLE_OPERATORS: Final = frozenset(_VARIABLE_FIELDS)
+"""Operators that a `Model` lacks."""
+
+# The operands of recurrent operators that are variable tensors.
+_STATE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"), (18, 19)),
+    **dict.fromkeys(("RNN", "SVDF", "UNIDIRECTIONAL_SEQUENCE_RNN"), (4,)),
 }
 
 FIX: Final = "replace the operator in the model, or end the model before it"
@@ -231,13 +254,16 @@ SUPPORTED: Final = frozenset(_FIELDS)
 
 
 def read_options(name: str, table: Table | None) -> dict[str, Any]:
-    """Return the options of an operator by name: numbers, and tuples of integers."""
+    """Return the options of an operator by name: numbers, texts, and tuples of integers."""
     options: dict[str, Any] = {}
-    for number, field in enumerate(_FIELDS.get(name, "").split()):
+    fields = _FIELDS.get(name) or _VARIABLE_FIELDS.get(name, "")
+    for number, field in enumerate(fields.split()):
         key, _, kind = field.partition(":")
         code, _, default = kind.partition("=")
         if code == "v":
             options[key] = table.integers(number, "i", _VECTOR_LIMIT) if table else ()
+        elif code == "s":
+            options[key] = table.text(number) if table else ""
         elif code == "f":
             options[key] = table.scalar(number, "f", 0.0) if table else 0.0
         else:
@@ -294,6 +320,7 @@ class Tensor(NamedTuple):
         data: Where the bytes of its values begin and end; None for a tensor that is computed.
         quantization: The meaning of its integers; None for plain values.
         is_sparse: Whether its values are stored in a sparse format.
+        is_variable: Whether it keeps its values from call to call.
     """
 
     name: str
@@ -302,6 +329,7 @@ class Tensor(NamedTuple):
     data: tuple[int, int] | None
     quantization: Quantization | None
     is_sparse: bool
+    is_variable: bool = False
 
 
 class Operator(NamedTuple):
@@ -321,18 +349,21 @@ class Operator(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The main graph of a file.
+    """The main graph of a file, in which variables are the last inputs and outputs.
 
     Attributes:
-        operators: Its operators in the order of execution.
+        operators: Its operators in the order of execution, without those on variables. Recurrent ones have a result for
+            each variable tensor.
         inputs: Number of a tensor -> name of that input, in order.
         outputs: Names and tensor indices of the outputs, in order.
+        variables: Number of the input of each variable -> where its initial values begin and end; None for zeros.
     """
 
     tensors: Sequence[Tensor]
     operators: Sequence[Operator]
     inputs: Mapping[int, str]
     outputs: Sequence[tuple[str, int]]
+    variables: Mapping[int, tuple[int, int] | None] = MappingProxyType({})
 
 
 def is_hybrid(model: Model, operator: Operator) -> bool:
@@ -377,26 +408,144 @@ def read_model(data: Buffer) -> Model:
         raise NotAModel("it does not begin as one")
     budget = Budget(data)
     root = Table.root(data, budget)
-    graph = next(root.tables(2, MAX_ENTRIES), None)
-    if graph is None:
+    graphs = list(root.tables(2, MAX_ENTRIES))
+    if not graphs:
         raise NotAModel("it has no graph")
     buffers = [_buffer_span(table, len(data)) for table in root.tables(4, 2 * MAX_ENTRIES)]
-    tensors = [_read_tensor(table, buffers) for table in graph.tables(0, MAX_ENTRIES)]
     codes = [_operator_name(table) for table in root.tables(1, MAX_ENTRIES)]
-    operators = [_read_operator(table, codes) for table in graph.tables(3, MAX_ENTRIES)]
+    tensors, operators = _read_graph(graphs[0], buffers, codes)
     signature = _read_signature(root)
-    inputs = graph.integers(1, "i", _MAX_OPERANDS)
-    outputs = graph.integers(2, "i", _MAX_OPERANDS)
+    inputs = graphs[0].integers(1, "i", _MAX_OPERANDS)
+    outputs = graphs[0].integers(2, "i", _MAX_OPERANDS)
+    _check_numbers((*inputs, *outputs), len(tensors))
+    input_names = list(_names(inputs, tensors, signature[0]))
+    output_names = list(_names(outputs, tensors, signature[1]))
+    variables = _Variables(tensors)
+    for operator in operators:
+        if operator.name != "CALL_ONCE" or not 0 < operator.options["subgraph"] < len(graphs):
+            variables.add(operator)
+        elif not variables.start(
+            *_read_graph(graphs[operator.options["subgraph"]], buffers, codes)
+        ):
+            variables.operators.append(operator)
+    held = variables.list_held()
+    input_names += [name for name, _ in held.values()]
+    names = list(_distinct(iter(input_names), budget))
+    output_names += [f"{name}{NEXT}" for name in names[len(inputs) :]]
+    following = [variables.current[number] for number in held]
+    numbers = [*(variables.renamed.get(n, n) for n in outputs), *following]
+    return Model(
+        tensors,
+        variables.operators,
+        dict(zip((*inputs, *held), names, strict=True)),
+        list(zip(_distinct(iter(output_names), budget), numbers, strict=True)),
+        {number: initial for number, (_, initial) in held.items()},
+    )
+
+
+def _read_graph(
+    graph: Table, buffers: Sequence[tuple[int, int] | None], codes: Sequence[str]
+) -> tuple[list[Tensor], list[Operator]]:
+    tensors = [_read_tensor(table, buffers) for table in graph.tables(0, MAX_ENTRIES)]
+    operators = [_read_operator(table, codes) for table in graph.tables(3, MAX_ENTRIES)]
     for operator in operators:
         _check_numbers(operator.inputs, len(tensors), optional=True)
         _check_numbers(operator.outputs, len(tensors))
-    _check_numbers((*inputs, *outputs), len(tensors))
-    return Model(
-        tensors,
-        operators,
-        dict(zip(inputs, _distinct(_names(inputs, tensors, signature[0]), budget), strict=True)),
-        list(zip(_distinct(_names(outputs, tensors, signature[1]), budget), outputs, strict=True)),
-    )
+    return tensors, operators
+
+
+_Handle = tuple[str, str]
+
+
+class _Variables:
+    """Makes values that a model keeps from call to call into inputs and outputs.
+
+    Reading a variable gives an input, or what was assigned before in the same call; what is assigned last is an output.
+    A recurrent operator gets a further result in place of a variable tensor that it changes.
+
+    Attributes:
+        operators: The operators that are left.
+        renamed: Tensors whose values are those of another one.
+        current: The tensors of variables at the beginning of a call -> those at its end.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.operators: list[Operator] = []
+        self.renamed: dict[int, int] = {}
+        self.current: dict[int, int] = {}
+        self._tensors = tensors
+        # by the tensors with their handles
+        self._handles: dict[int, _Handle] = {}
+        # the tensors in which they begin and end
+        self._first: dict[_Handle, int] = {}
+        self._assigned: dict[_Handle, int] = {}
+        self._initial: dict[_Handle, Tensor] = {}
+
+    def add(self, operator: Operator) -> None:
+        """Take the next operator of the graph."""
+        name, old = operator.name, operator.inputs
+        inputs = tuple(self.renamed.get(number, number) for number in old)
+        handle = self._handles.get(inputs[0]) if inputs else None
+        if name == "VAR_HANDLE" and len(operator.outputs) == 1:
+            self._handles[operator.outputs[0]] = _handle(operator)
+        elif name == "ASSIGN_VARIABLE" and handle and len(inputs) == 2 and inputs[1] >= 0:
+            self._assigned[handle] = inputs[1]
+        elif name == "READ_VARIABLE" and handle and len(operator.outputs) == 1:
+            [result] = operator.outputs
+            known = self._assigned.get(handle)
+            if known is None:
+                known = self._first.setdefault(handle, result)
+            if known != result:
+                self.renamed[result] = known
+        else:
+            places = [p for p in _STATE_OPERANDS.get(name, ()) if p < len(old) and old[p] >= 0]
+            results = [self._change(old[p]) for p in places if self._tensors[old[p]].is_variable]
+            self.operators.append(
+                operator._replace(inputs=inputs, outputs=(*operator.outputs, *results))
+            )
+
+    def _change(self, number: int) -> int:
+        self.current[number] = self.renamed[number] = len(self._tensors)
+        self._tensors.append(self._tensors[number]._replace(name="", is_variable=False))
+        return self.current[number]
+
+    def start(self, tensors: Sequence[Tensor], operators: Sequence[Operator]) -> bool:
+        """Take the initial values that a graph assigns; return whether it does nothing else."""
+        handles: dict[int, _Handle] = {}
+        for operator in operators:
+            inputs = operator.inputs
+            if operator.name == "VAR_HANDLE" and len(operator.outputs) == 1:
+                handles[operator.outputs[0]] = _handle(operator)
+                continue
+            is_pair = operator.name == "ASSIGN_VARIABLE" and len(inputs) == 2 and min(inputs) >= 0
+            if not is_pair or inputs[0] not in handles or tensors[inputs[1]].data is None:
+                return False
+            self._initial[handles[inputs[0]]] = tensors[inputs[1]]
+        return True
+
+    def list_held(self) -> dict[int, tuple[str, tuple[int, int] | None]]:
+        """Return name and initial values of each variable that a call reads first, by its tensor."""
+        held: dict[int, tuple[str, tuple[int, int] | None]] = {
+            number: (self._tensors[number].name or f"tensor_{number}", None)
+            for number in self.current
+        }
+        for handle, number in self._first.items():
+            following, initial = self._assigned.get(handle, number), self._initial.get(handle)
+            is_constant = initial is not None and following == number
+            if initial is not None:
+                # the file has placeholders for the shapes of results
+                data = initial.data if is_constant else None
+                known = self._tensors[number]._replace(dtype=initial.dtype, dims=initial.dims)
+                self._tensors[number] = known._replace(data=data)
+            if not is_constant:
+                self.current[number] = following
+                name = handle[1] or self._tensors[number].name or f"tensor_{number}"
+                held[number] = name, initial.data if initial else None
+        return held
+
+
+def _handle(operator: Operator) -> _Handle:
+    return operator.options["container"], operator.options["shared_name"]
 
 
 def _check_numbers(numbers: Sequence[int], count: int, *, optional: bool = False) -> None:
@@ -427,6 +576,7 @@ def _read_tensor(table: Table, buffers: Sequence[tuple[int, int] | None]) -> Ten
         data=buffers[buffer] if buffer else None,
         quantization=_read_quantization(table.table(4)),
         is_sparse=table.table(6) is not None,
+        is_variable=bool(table.integer(5, "?")),
     )
 
 

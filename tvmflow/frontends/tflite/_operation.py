@@ -236,12 +236,24 @@ class Operation:
 
     def write(self, value: Value, position: int = 0, *, first: bool = False) -> None:
         """Set a result to real values, after the activation that the operator has."""
+        self.tensors.write(self.outputs[position], self.activate(value), first=first)
+
+    def activate(self, value: Value) -> Value:
+        """Return real values after the activation that the operator has."""
         activation = self.options.get("activation", _NO_ACTIVATION)
-        if activation != _NO_ACTIVATION:
-            if activation not in ACTIVATIONS:
-                raise self.refusal(f"with activation {activation}")
-            value = ACTIVATIONS[activation](self.graph, value)
-        self.tensors.write(self.outputs[position], value, first=first)
+        if activation == _NO_ACTIVATION:
+            return value
+        if activation not in ACTIVATIONS:
+            raise self.refusal(f"with activation {activation}")
+        return ACTIVATIONS[activation](self.graph, value)
+
+    def write_states(self, values: Sequence[Value]) -> None:
+        """Set the variable tensors of the operator, whose new values are its last results."""
+        if len(self.outputs) != 1 + len(values):
+            raise self.refusal("without its variable tensors")
+        for number, value in zip(self.outputs[1:], values, strict=True):
+            shape = self.tensors.tensor(number).dims
+            self.tensors.write(number, self.graph.reshape(value, shape))
 
     def output_dtype(self, position: int = 0) -> str:
         return self.tensors.tensor(self.outputs[position]).dtype

@@ -12,7 +12,14 @@ import numpy as np
 
 from tvmflow.core.formatting import count_text
 from tvmflow.frontends._reference_process import Array, LoadedReference, Message, serve
-from tvmflow.frontends.tflite._model import IDENTIFIER, list_hybrid_weights, read_model
+from tvmflow.frontends.tflite._model import (
+    IDENTIFIER,
+    NAMES,
+    VARIABLE_OPERATORS,
+    Model,
+    list_hybrid_weights,
+    read_model,
+)
 
 
 class _Interpreter(LoadedReference):
@@ -20,6 +27,7 @@ class _Interpreter(LoadedReference):
 
     It rounds float32 data that meet integer weights by their range as it runs, in other ways on other
     CPUs: outputs are those of the same model with these weights in float32, latency that of the file.
+    Variables are inputs and outputs of a copy of the model, and latency is that of the file.
     Inner tensors are only there where no delegate computes several operators at once; latency is
     that of the interpreter as programs use it.
     """
@@ -33,8 +41,13 @@ class _Interpreter(LoadedReference):
         model = read_model(content)
         self._shapes: dict[str, list[int]] = first["shapes"]
         self._current: dict[int, Mapping[str, Sequence[int]]] = {}
-        self._inputs = {name: number for number, name in model.inputs.items()}
+        held = {n: name for n, name in model.inputs.items() if model.tensors[n].is_variable}
+        self._held = {name: number for number, name in held.items()}
+        self._inputs = {name: n for n, name in model.inputs.items() if n not in held}
         names = dict(model.outputs)
+        following = list(names)[len(names) - len(model.variables) :]
+        # such a tensor has no other number after a call
+        names |= {o: n for o, n in zip(following, model.variables, strict=True) if n in held}
         inner = {model.tensors[n].name: n for op in model.operators for n in op.outputs}
         self._results = [*map(names.__getitem__, first["outputs"])]
         self._results += map(inner.__getitem__, first["tensors"])
@@ -47,6 +60,9 @@ class _Interpreter(LoadedReference):
         options["num_threads"] = first["threads"]
         self._interpreter = self._open(model_path=str(path), **options)
         self._exact = self._interpreter
+        if model.variables.keys() - held.keys():
+            content = _with_inputs(content, model)
+            self._exact = self._open(model_content=content, **options)
         if weights := list_hybrid_weights(model):
             content = _with_float_weights(content, weights)
             self._exact = self._open(model_content=content, **options)
@@ -69,23 +85,54 @@ class _Interpreter(LoadedReference):
 
     def _resize(self, interpreter: Any, shapes: Mapping[str, Sequence[int]]) -> None:
         self._current[id(interpreter)] = shapes
+        inputs = {entry["index"] for entry in interpreter.get_input_details()}
         for name, shape in shapes.items():
-            interpreter.resize_tensor_input(self._inputs[name], shape)
+            if self._inputs.get(name) in inputs:
+                interpreter.resize_tensor_input(self._inputs[name], shape)
         interpreter.allocate_tensors()
 
     def _invoker(self, interpreter: Any, arrays: Mapping[str, Array]) -> Callable[[], object]:
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         if shapes != self._current[id(interpreter)]:
             self._resize(interpreter, shapes)
-        for name, array in arrays.items():
-            interpreter.set_tensor(self._inputs[name], array)
+        inputs = {entry["index"] for entry in interpreter.get_input_details()}
+        numbers = {name: n for name, n in self._inputs.items() if n in inputs} | self._held
+        for name in arrays.keys() & numbers:
+            interpreter.set_tensor(numbers[name], arrays[name])
         invoke: Callable[[], object] = interpreter.invoke
         return invoke
 
 
+def _with_inputs(data: bytes, model: Model) -> bytes:
+    """Return a file in which variables behind handles are inputs and outputs, as `Model` has them."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    whole = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
+    graph, names = whole.subgraphs[0], [NAMES[_code(entry)] for entry in whole.operatorCodes]
+    graph.operators = [o for o in graph.operators if names[o.opcodeIndex] not in VARIABLE_OPERATORS]
+    for operator, known in zip(graph.operators, model.operators, strict=True):
+        operator.inputs = list(known.inputs)
+    for number, tensor in zip(range(len(graph.tensors)), model.tensors, strict=False):
+        if number in model.variables:
+            graph.tensors[number].shape = graph.tensors[number].shapeSignature = list(tensor.dims)
+        elif tensor.data and not graph.tensors[number].buffer:
+            # it is never assigned to
+            content = np.frombuffer(data[slice(*tensor.data)], np.uint8)
+            whole.buffers.append(schema.BufferT(data=content))
+            graph.tensors[number].buffer = len(whole.buffers) - 1
+            graph.tensors[number].shape = list(tensor.dims)
+    graph.inputs = [n for n in model.inputs if not model.tensors[n].is_variable]
+    graph.outputs = [number for _, number in model.outputs if number < len(graph.tensors)]
+    whole.subgraphs, whole.signatureDefs = [graph], None
+    return _pack(whole, len(data))
+
+
+def _code(entry: Any) -> int:
+    return max(int(entry.deprecatedBuiltinCode), int(entry.builtinCode))
+
+
 def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> bytes:
     """Return a file in which these weights, by operators and positions of operands, are float32."""
-    import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
@@ -103,7 +150,13 @@ def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> byte
             graph.tensors.append(tensor)
             numbers[source] = len(graph.tensors) - 1
         operands[position] = numbers[source]
-    builder = flatbuffers.Builder(len(data))
+    return _pack(model, len(data))
+
+
+def _pack(model: Any, size: int) -> bytes:
+    import flatbuffers
+
+    builder = flatbuffers.Builder(size)
     builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
     return bytes(builder.Output())
 

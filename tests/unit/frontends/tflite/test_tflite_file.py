@@ -77,11 +77,11 @@ def test_operators_that_are_not_imported_are_named() -> None:
     model = TfliteBuilder()
     x = model.input("x", (2, 3))
     y = model.result("CUSTOM", [x], 2, custom="FlexErf")
-    y = model.result("SVDF", [y], 2)
+    y = model.result("WHILE", [y], 2)
     FILE.write_bytes(
         model.build(model.result("CUSTOM", [y], 2, custom="TFLite_Detection_PostProcess"))
     )
-    text = "tvmflow lacks the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, SVDF"
+    text = "tvmflow lacks the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, WHILE"
     fix = "replace the operator in the model, or end the model before it"
     assert model_problems(RECIPE) == [
         f"r.yaml:3:17: model.tflite: net.tflite cannot be imported: {text}",
@@ -363,3 +363,52 @@ def test_damaged_files_are_refused() -> None:
             read_model(bytes(data[: source.choice((len(data), source.randrange(len(data))))]))
         except NotAModel as error:
             assert str(error)
+
+
+def _count(model: TfliteBuilder, initial: Any) -> bytes:
+    """Return a model that adds its input to a variable."""
+    x, handle = model.input("x", (1, 4)), model.handle("sum", initial)
+    y = model.result("ADD", [x, model.read(handle, (1, 4))], (1, 4), "Add")
+    model.assign(handle, y)
+    return model.build(y)
+
+
+def test_variables_are_inputs_and_outputs() -> None:
+    """By their names, with the initial values; one that is bound to a value is none."""
+    initial = np.arange(4, dtype=np.float32).reshape(1, 4)
+    FILE.write_bytes(_count(TfliteBuilder(), initial))
+    facts = frontend.read_facts({"model": FILE})
+    assert facts.inputs[1] == ModelInput("sum", "float32", (1, 4))
+    assert [output.name for output in facts.outputs] == ["t4", "sum.next"]
+    loaded = frontend.load({"model": FILE}, ())
+    [state] = loaded.states
+    assert (state.input, state.output) == ("sum", "sum.next")
+    assert state.content(16) == initial.tobytes()
+    assert not frontend.load({"model": FILE}, (), bound={"sum": initial}).states
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "message"),
+    [
+        (20000, (1, 20000), "begins with 80,000 bytes that are not 0, more than 65,536"),
+        (4, (1, 5), "the variable 'sum' has 20 bytes, and begins with 16"),
+    ],
+)
+def test_initial_values_that_no_library_can_have(
+    count: int, shape: tuple[int, int], message: str
+) -> None:
+    model = TfliteBuilder()
+    handle = model.handle("sum", np.ones((1, count), np.float32))
+    model.set_shape(handle + 1, shape)
+    read = model.read(handle, shape)
+    model.assign(handle, model.input("x", shape))
+    FILE.write_bytes(model.build(read))
+    with pytest.raises(ImportFailed, match=message):
+        frontend.load({"model": FILE}, ())
+
+
+def test_an_operator_on_something_else_than_a_variable_is_told() -> None:
+    model = TfliteBuilder()
+    FILE.write_bytes(model.build(model.read(model.input("x", (1, 4)), (1, 4))))
+    with pytest.raises(ImportFailed, match="tvmflow lacks the TFLite operators READ_VARIABLE"):
+        frontend.read_facts({"model": FILE})
