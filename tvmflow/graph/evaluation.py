@@ -37,10 +37,11 @@ def evaluate_fields(
     """
     (parameter,) = function.params
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    result = _find_result(function, bindings)
+    if result.same_as(parameter):
+        # TVM's form of a function that computes nothing
+        return {position: np.asarray(weights[position], order="C") for position in changed}
     reads = [_list_read(binding.value) for binding in bindings]
-    result = function.body.body
-    if bindings and result.same_as(bindings[-1].var):
-        result = bindings[-1].value
     if not isinstance(result, relax.Tuple):
         return None
     wanted = {position: _list_read(field) for position, field in enumerate(result.fields)}
@@ -74,6 +75,12 @@ def evaluate_fields(
     if not all(isinstance(array, np.ndarray) for array in fields.values()):
         return None
     return {position: np.asarray(array, order="C") for position, array in fields.items()}
+
+
+def _find_result(function: relax.Function, bindings: Sequence[Any]) -> Any:
+    """Return what a function returns, and not the variable that is bound to it last."""
+    result = function.body.body
+    return bindings[-1].value if bindings and result.same_as(bindings[-1].var) else result
 
 
 def _list_read(expr: Any) -> list[Any]:

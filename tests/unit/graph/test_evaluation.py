@@ -136,6 +136,31 @@ def test_weights_that_stay_the_same_are_not_computed_again(monkeypatch: pytest.M
         assert again.get(place, computed[place]).tobytes() == weights.tobytes()
 
 
+def added(value: Any, weight: Any) -> Any:
+    return op.add(value, weight((5,)))
+
+
+def test_weights_that_are_all_used_unchanged_are_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TVM would need a C compiler of the machine to link a function without kernels."""
+    mod = model(added, added, shape=(2, 5))
+    params = positive(mod)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(tvm, "compile", refuse)
+    lowered = lowering.lower(mod, make_target(host_level()), FAST)
+    assert lowered.weight_mod is not None
+    computed = lowered.compute_weights(params)
+    assert [array.tobytes() for array in computed] == [array.tobytes() for array in params.values()]
+    second = lowered.weight_names[1]
+    changed = {**params, second: params[second] + 1}
+    [(place, array)] = lowered.recompute_weights(changed, params).items()
+    assert place == 1 and array.tobytes() == changed[second].tobytes()
+
+
 def test_operators_that_numpy_rounds_differently_are_left_to_kernels() -> None:
     """All weights of such a model are computed by one compiled function."""
     mod = model(squashed, shape=(1, 16, 5, 5))
