@@ -14,9 +14,8 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test test-slow test-nightly test-faults test-fuzz test-cross test-cuda test-gpu test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
 
-# MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
-	@$(BIN)/tvmflow run recipes/$$($(BIN)/python -c 'import sys; print("digits" if sys.version_info < (3, 13) else "digits-onnx")').yaml
+	@$(BIN)/tvmflow run recipes/digits.yaml
 
 test: $(VENV)/.ready-to-test
 	$(PYTEST) -n 2 --dist worksteal --durations 20
@@ -73,7 +72,7 @@ check: $(VENV)/.ready-to-test
 
 # the documentation as a site in site/, which loads nothing from elsewhere: installs MkDocs, 30 MB
 docs: $(VENV)/.ready
-	@$(INSTALL) -e '.[mxnet,docs]'
+	@$(INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	$(BIN)/python tools/check_site.py site
 	@echo "to read it: $(BIN)/python -m http.server --directory site"
@@ -84,7 +83,7 @@ first-hour: $(VENV)/.ready-to-test
 
 # docs/images/demo.svg, which the README shows
 recording: $(VENV)/.ready
-	@$(INSTALL) -e '.[mxnet,docs]'
+	@$(INSTALL) -e '.[docs]'
 	$(BIN)/python tools/record_demo.py
 
 # docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; benchmarks/RESULTS.md, from its data
@@ -116,8 +115,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -f $@; echo "$(PYTHON) cannot make virtual environments: install its venv package"; exit 1; }
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "set-up 2/2: tvmflow with TVM, ONNX Runtime, MXNet and a linker (once; 40 packages, 1.2 GB, half a minute)"
-	@$(INSTALL) -e '.[mxnet]'
+	@echo "set-up 2/2: tvmflow with TVM, ONNX Runtime and a linker (once; 30 packages, 1.1 GB, half a minute)"
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -72,7 +72,7 @@ def test_the_steps_of_the_image_give_a_tvmflow_that_runs(tmp_path: Path) -> None
     shutil.rmtree(source)
     project = tmp_path / "project"
     shutil.copytree(ROOT / "recipes" / "models", project / "models")
-    recipe = (ROOT / "recipes/digits-onnx.yaml").read_text()
+    recipe = (ROOT / "recipes/digits.yaml").read_text()
     (project / "net.yaml").write_text(recipe.replace("trials: 64", "trials: 0"))
     [entry] = [json.loads(rest) for word, rest in final if word == "ENTRYPOINT"]
     environment = {"PATH": str(opt / "tvmflow/bin"), "HOME": str(tmp_path)}
@@ -87,4 +87,4 @@ def test_the_steps_of_the_image_give_a_tvmflow_that_runs(tmp_path: Path) -> None
             check=False,
         )
         assert (done.returncode, expected in done.stdout) == (0, True), done.stdout + done.stderr
-    assert (project / "dist/digits-onnx/host/digits-onnx.tvmflow").is_file()
+    assert (project / "dist/digits/host/digits.tvmflow").is_file()

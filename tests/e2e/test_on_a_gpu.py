@@ -68,7 +68,7 @@ def test_a_model_is_tuned_verified_and_run_on_the_gpu(with_gpu: Project) -> None
 
 @pytest.mark.nightly
 def test_digits_are_read_on_the_gpu(with_gpu: Project) -> None:
-    """The trained net and its 360 images, as MXNet reads them."""
+    """The trained net and its 360 images, as ONNX Runtime reads them."""
     text = (ROOT / "recipes/digits.yaml").read_text()
     for old, new in (
         ("  - host", "  - cuda-sm90"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,6 @@ def test_the_commands_of_a_page_print_what_it_shows(
     page: Path, tmp_path: Path, shared_store: Path
 ) -> None:
     """All commands of a page run in order, in a folder with the recipes of the repository."""
-    if "recipes/digits.yaml" in (page.read_text()) and not importlib.util.find_spec("mxnet"):
-        pytest.skip("the page verifies against MXNet")
     sandbox = Sandbox(tmp_path, None if page.name in OWN_STORE else shared_store)
     problems = sandbox.run(page, timeout_s=300)
     assert not problems, "\n\n".join(problems)

@@ -30,7 +30,5 @@ def test_the_notebook_prints_what_is_in_it(project: Project) -> None:
     assert done.returncode == 0, done.stderr
     for before, after in zip(code_cells(NOTEBOOK), code_cells(copy), strict=True):
         assert after["outputs"] == before["outputs"]
-    planned = project.tvmflow(
-        "plan", "recipes/digits-onnx.yaml", "--pipeline", "compile", "--check"
-    )
+    planned = project.tvmflow("plan", "recipes/digits.yaml", "--pipeline", "compile", "--check")
     assert planned.code == 0, planned.out
