@@ -36,9 +36,15 @@ from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.yaml_files import Problem, parse_yaml, validate, write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
-from tvmflow.targets.presets import NAMES, PRESETS, find_presets
-from tvmflow.targets.tvm_target import gpu_arch
+from tvmflow.targets.browser import find_chromium
+from tvmflow.targets.emulation import find_emulated_arch, find_qemu
+from tvmflow.targets.host import find_system_mismatch, read_host
+from tvmflow.targets.linking import LINKERS
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.presets import NAMES, OTHER_NAMES, PRESETS, find_presets
+from tvmflow.targets.tvm_target import cpu_triple, gpu_arch
 
 SUFFIX: Final = ".tvmflow.yaml"
 """How the name of a recipe ends by which editors know it."""
@@ -55,6 +61,7 @@ _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
 # The batch size of the example of another one.
 _OTHER_BATCH: Final = "8"
+_NO_CHECK: Final = "{against: none}"
 _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
@@ -363,7 +370,28 @@ def _describe_targets(targets: Sequence[str]) -> list[str]:
             )
     names = targets or ("host", *_list_gpu_targets())
     head = "targets:                  # `tvmflow targets` lists them"
-    return [head, *(f"  - {name}" for name in names)]
+    return [head, *(line for name in names for line in _describe_target(name))]
+
+
+def _describe_target(name: str) -> list[str]:
+    """Return the lines of a target, with the fields that differ where this machine does not run it."""
+    tvm, host = PRESETS[OTHER_NAMES.get(name, name)].tvm, read_host()
+    platform = parse_triple(cpu_triple(tvm or {}))
+    is_like_host = platform.arch == host.arch and not find_system_mismatch(platform, host)
+    if tvm is None or is_like_host:
+        return [f"  - {name}"]
+    lines = [f"  - name: {name}", f"    preset: {name}"]
+    checks = _NO_CHECK
+    if backend_for(tvm).IS_BESIDE_HOST:
+        lines.append("    outputs: [web]")
+        checks = "{run_on: chromium}" if find_chromium() else checks
+    elif platform.system not in LINKERS:
+        lines.append("    outputs: [c-library]")
+    elif backend_for(tvm).RUNS_ON_HOST_CPU:
+        arch = find_emulated_arch(cpu_triple(tvm))
+        checks = "{run_on: qemu}" if arch and find_qemu(arch) else checks
+    reason = "# this machine does not run it: `remote` names devices that do"
+    return [*lines, f"    tune: {{trials: 0}}     {reason}", f"    verify: {checks}"]
 
 
 def _list_gpu_targets() -> list[str]:

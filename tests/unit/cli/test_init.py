@@ -26,6 +26,7 @@ from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.yaml_files import parse_yaml, validate
 from tvmflow.targets.backends.cuda.gpu import Gpu, GpuDetection
+from tvmflow.targets.host import Host
 
 MODELS = Path(__file__).resolve().parents[3] / "recipes" / "models"
 
@@ -189,6 +190,43 @@ def test_mistakes_have_a_remedy(
     err = capsys.readouterr().err
     assert (message in err and "fix: " in err) or message.startswith("there is no file")
     assert not Path("digits.tvmflow.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "outputs", "run_on", "against"),
+    [
+        ("raspberry-pi-4", ("bundle",), "qemu", "reference"),
+        ("mali", ("bundle",), "auto", "none"),
+        ("x86-64-windows", ("bundle",), "auto", "none"),
+        ("cortex-m7", ("c-library",), "auto", "none"),
+        ("browser", ("web",), "chromium", "reference"),
+    ],
+)
+def test_a_target_that_this_machine_does_not_run_is_built_all_the_same(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    outputs: tuple[str, ...],
+    run_on: str,
+    against: str,
+) -> None:
+    """It is not tuned here, has an output that its system loads, and is verified where an emulator is installed."""
+    host = Host("x86_64", "", frozenset(), 2)
+    monkeypatch.setattr("tvmflow.planning.new_recipe.read_host", lambda: host)
+    monkeypatch.setattr("tvmflow.planning.new_recipe.find_qemu", lambda _: Path("qemu"))
+    monkeypatch.setattr("tvmflow.planning.new_recipe.find_chromium", lambda: "chromium")
+    assert main(["init", "digits.onnx", "--target", "host", "--target", target]) == 0
+    recipe = loaded("digits.tvmflow.yaml").recipe
+    assert [entry.name for entry in recipe.targets] == ["host", target]
+    here, there = recipe.for_target("host"), recipe.for_target(target)
+    assert (here.tune.minutes, here.outputs, here.verify.against) == (5, ("bundle",), "reference")
+    assert (there.tune.trials, tuple(there.outputs)) == (0, outputs)
+    assert (there.verify.run_on, there.verify.against) == (run_on, against)
+
+    monkeypatch.setattr("tvmflow.planning.new_recipe.find_qemu", lambda _: None)
+    monkeypatch.setattr("tvmflow.planning.new_recipe.find_chromium", lambda: None)
+    assert main(["init", "digits.onnx", "--force", "--target", target]) == 0
+    assert loaded("digits.tvmflow.yaml").recipe.for_target(target).verify.against == "none"
 
 
 def test_a_gpu_is_a_target_beside_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
