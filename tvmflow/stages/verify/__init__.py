@@ -52,7 +52,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=18,
+    version=19,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),

@@ -633,16 +633,24 @@ class _Sequence:
         """Compare steps after a fork, after a save and load, and after a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
-        copies = [("a fork", session.fork(), feed, states), ("`load`", loaded, feed, states)]
+        # other values than those with which the original continues
+        other = self._draw(self.steps, 1) or feed
+        copies = [("a fork", session.fork(), other, states), ("`load`", loaded, feed, states)]
         if self.length and all(state.axis is not None for state in self._states):
             length = next(iter(before.values())).shape[self._states[0].axis or 0]
             session.truncate(length)
             copies.append(("`truncate`", session, last, before))
+        copies.append(("these", session, feed, states))
+        first: tuple[Session, Feed] | None = None
         for name, copy, given, held in copies:
             if copy.length == self._find_limit():
                 continue
-            if failure := self._compare(copy, given, held)[1]:
+            following, failure = self._compare(copy, given, held)
+            if failure:
                 return f"after {name}, {failure}"
+            first = first or (copy, following)
+        if first and not has_same_bits(first[0].states, first[1]):
+            return "a step changes the states of a fork"
         return ""
 
     def _check_reset(self) -> str:
@@ -660,8 +668,8 @@ class _Sequence:
         dimension = self._session.length_dimension
         return dimension.max if dimension else -1
 
-    def _draw(self, step: int) -> Feed | None:
-        """Return inputs for the next step, long at first and then short; None if none fits any more."""
+    def _draw(self, step: int, index: int = 0) -> Feed | None:
+        """Return random inputs for the next step, long at first and then short; None if none fits."""
         sizes = {
             entry.name: choose_tuning_size(entry) if step % 3 == 0 else entry.min
             for entry in self._dimensions
@@ -672,7 +680,8 @@ class _Sequence:
                 chosen[self._session.length_dimension.name] = self._session.length
             if self._fits(chosen):
                 specs, operands = self._session.inputs, self._model.operands
-                return next(inputs.draw_inputs(specs, chosen, self._settings, operands))
+                draws = inputs.draw_inputs(specs, chosen, self._settings, operands)
+                return next(itertools.islice(draws, index, None))
         return None
 
     def _fits(self, sizes: Mapping[str, int]) -> bool:
