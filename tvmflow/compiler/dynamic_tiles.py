@@ -41,6 +41,9 @@ _MIN_TILES_OF_IMAGE: Final = 24
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
 """The attribute of a loop whose first or last iterations LoopPartition takes apart."""
 
+TAIL_HINT: Final = "tvmflow.computes_tails_apart"
+"""The annotation of a loop over tiles of which the last, cut by a static extent, gets code of its own."""
+
 # More than any size of a tensor; none is below 1.
 _MOST: Final = 1 << 31
 # More than any tile has along one axis.
@@ -68,9 +71,9 @@ class _Condition(NamedTuple):
 
 @kernel_pass
 def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Tell whole tiles of dynamic loops from the last one."""
+    """Tell whole tiles of dynamic loops, or of those with a `TAIL_HINT`, from the last one."""
     loops = find_nodes(function.body, tirx.For)
-    if not _has_dynamic_loops(loops):
+    if not _has_dynamic_loops(loops) and not any(TAIL_HINT in loop.annotations for loop in loops):
         return function
     function = function.with_body(_with_local_lengths(function.body))
     body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
@@ -404,9 +407,12 @@ class _Splitter:
         if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
             return loop
         found = self._find_conditions(loop)
+        has_hint = TAIL_HINT in loop.annotations
         # LoopPartition mixes the types of dynamic lengths and others (apache-tvm 0.27)
         annotations = {
-            key: value for key, value in loop.annotations.items() if key != PARTITION_HINT
+            key: value
+            for key, value in loop.annotations.items()
+            if key not in (PARTITION_HINT, TAIL_HINT)
         }
         certain = [condition.term for condition in found if self._is_certain(condition, loop)]
         body = _without(loop.body, certain) if certain else loop.body
@@ -417,10 +423,12 @@ class _Splitter:
         limited = _limit(loop, found)
         if limited is not None:
             return limited
-        whole = _copy(_without(loop.body, [condition.term for condition in found]))
         tests = _unique(condition.is_whole for condition in found)
-        cut = self._cut(loop, found) if len(tests) == 1 else loop.body
         count = _count_whole(loop, found[0]) if len(tests) == 1 else None
+        if count is None and has_hint:
+            return with_fields(loop, body=self._branch(loop, found, tests))
+        whole = _copy(_without(loop.body, [condition.term for condition in found]))
+        cut = self._cut(loop, found) if len(tests) == 1 else loop.body
         if count is None:
             test = functools.reduce(tirx.And, tests)
             return with_fields(loop, body=_choose(loop.body, test, whole, cut))
@@ -429,6 +437,21 @@ class _Splitter:
         last = replace_variables(cut, {loop.loop_var: wholes})
         is_cut = tirx.LT(wholes, loop.extent)
         return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
+
+    def _branch(
+        self, loop: tirx.For, found: Sequence[_Condition], tests: Sequence[Any]
+    ) -> tirx.Stmt:
+        """Return the body of a loop with a tile for each end: of rows, of vectors, of both."""
+        if not tests:
+            return loop.body
+        test, *others = tests
+        own = [condition for condition in found if _same(condition.is_whole, test)]
+        whole = _copy(_without(loop.body, [condition.term for condition in own]))
+        forms = [
+            self._branch(with_fields(loop, body=form), found, others)
+            for form in (whole, self._cut(loop, own))
+        ]
+        return _choose(loop.body, test, *forms)
 
     def _is_certain(self, condition: _Condition, loop: tirx.For) -> bool:
         """Return whether all tiles of a loop are whole, because sizes are multiples of the tile."""
@@ -460,7 +483,7 @@ class _Splitter:
         if own.isdisjoint(self._cut_vars):
             return []
         inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
-        is_hinted = PARTITION_HINT in loop.annotations
+        is_hinted = not {PARTITION_HINT, TAIL_HINT}.isdisjoint(loop.annotations)
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
             for term in list_terms(realize.predicate):
@@ -601,6 +624,9 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     size = max(length for condition in found for length in condition.variables.values())
     terms = {var: (condition.term, tail) for condition in found for var in condition.variables}
     fewest, most = _count_unrolled(loop.body)
+    if rows := _count_last_rows(found, size):
+        left = tirx.IntImm(tail.ty.dtype, rows)
+        return _with_rows(loop.body, {var: (term, left) for var, (term, _) in terms.items()}, rows)
     if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
         # half a tile at a time: additions to one accumulator wait for each other, so few rows take as long as one
         rows, dtype = -(-size // 2), tail.ty.dtype
@@ -618,6 +644,16 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
         test = tirx.LE(tail, tirx.IntImm(tail.ty.dtype, rows))
         body = tirx.IfThenElse(test, smaller, body)
     return body
+
+
+def _count_last_rows(found: Sequence[_Condition], size: int) -> int:
+    """Return the rows of the tail tile of a static extent; 0 if they are not known."""
+    end = found[0].term.b
+    first = found[0].tail - end
+    if not isinstance(end, tirx.IntImm):
+        return 0
+    starts = tvm.sym.Analyzer().simplify(tirx.floormod(first, size))
+    return int(end) % size if isinstance(starts, tirx.IntImm) and int(starts) == 0 else 0
 
 
 def _count_unrolled(body: Any) -> tuple[int, int]:
@@ -654,8 +690,8 @@ def _with_rows(
         if loop.loop_var not in terms:
             return loop
         term, tail = terms[loop.loop_var]
-        is_one = rows == 1 and first is None
-        within = _without(loop.body, [term]) if is_one else _clamp(loop, term, tail, first)
+        is_exact = first is None and (rows == 1 or isinstance(tail, tirx.IntImm))
+        within = _without(loop.body, [term]) if is_exact else _clamp(loop, term, tail, first)
         extent = tirx.IntImm(loop.extent.ty.dtype, rows)
         return with_fields(loop, extent=extent, body=within)
 

@@ -125,6 +125,8 @@ class RegisterTile(NamedTuple):
 
 def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput of a tile; 0 if instructions cannot compute it."""
+    if computes_tails_apart(problem.arithmetic, cpu):
+        return _estimate_with_tail_tiles(problem, tile, cpu)
     rows, vectors = tile
     computed_rows, computed_vectors = problem.rows, problem.vectors
     if not problem.has_dynamic_rows:
@@ -136,6 +138,33 @@ def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
     if not problem.spreads_columns and not cpu.divides_packs(vectors):
         speed *= BY_ELEMENT.spread_columns
     return speed * (problem.rows / computed_rows) * (problem.vectors / computed_vectors)
+
+
+def computes_tails_apart(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
+    """Return whether smaller tiles compute the last rows and vectors, so that no element is tested."""
+    return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.VECTORS)
+
+
+def _estimate_with_tail_tiles(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
+    """Estimate the share of the peak throughput of a tile and of the smaller ones at both ends."""
+    rows = [(problem.rows, tile.rows)]
+    if not problem.has_dynamic_rows:
+        rows = _split(problem.rows, tile.rows)
+    vectors = [(problem.vectors, tile.vectors)]
+    if not problem.has_dynamic_vectors:
+        vectors = _split(problem.vectors, tile.vectors)
+    time = sum(
+        covered * width / _estimate_whole_tile(problem, RegisterTile(height, breadth), cpu)
+        for covered, height in rows
+        for width, breadth in vectors
+    )
+    return problem.rows * problem.vectors / time
+
+
+def _split(extent: int, size: int) -> list[tuple[int, int]]:
+    """Return how much of an extent tiles of a size cover, and the tile that covers the rest."""
+    tail = extent % size
+    return [part for part in ((extent - tail, size), (tail, tail)) if part[0]]
 
 
 def _round_up(extent: int, size: int) -> int:
@@ -152,7 +181,7 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
         speed = 1 / _estimate_time_by_element(tile, cpu)
     else:
-        speed = _estimate_loop(tile, cpu)
+        speed = _estimate_loop(problem, tile, cpu)
     if 0 < problem.kernel_width <= BY_ELEMENT.max_kernel_width and cpu.multiplicand_lanes:
         # LLVM loads the data of a row of the kernel early, but for a few
         data = (tile.rows - 1) * problem.row_stride + problem.kernel_width
@@ -166,8 +195,7 @@ def _estimate_tail(
     problem: Contraction, tile: RegisterTile, has_tail: tuple[bool, bool], cpu: CpuModel
 ) -> float:
     """Estimate the speed of a tile whose last rows or vectors are tested, relative to one that is not."""
-    rows, vectors = tile
-    few_rows = VECTORS.few_rows if rows <= FEW_ROWS < problem.rows else 1.0
+    few_rows = VECTORS.few_rows if tile.rows <= FEW_ROWS < problem.rows else 1.0
     of_vectors = VECTORS.tested_tile if has_tail[1] else 1.0
     if problem.arithmetic is Arithmetic.BYTE_MATRICES:
         # matrices are multiplied in whole tiles
@@ -175,10 +203,8 @@ def _estimate_tail(
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
         return of_vectors * (VECTORS.tested_tile if has_tail[0] else 1.0)
     if _broadcasts(problem.arithmetic, cpu):
-        operands = vectors if problem.holds_vectors else rows
-        needed = tile.accumulators + operands + (1 if cpu.has_fma else 2)
-        is_spilled = needed + (problem.is_product and has_tail[0]) > cpu.registers
-        is_spilled = is_spilled or (rows > FEW_ROWS and all(has_tail))
+        is_spilled = _is_spilled(problem, tile, cpu, more=problem.is_product and has_tail[0])
+        is_spilled = is_spilled or (tile.rows > FEW_ROWS and all(has_tail))
         return BROADCAST.spilled if is_spilled else 1.0
     of_rows = _estimate_row_tail(problem, tile, cpu) if has_tail[0] else 1.0
     return of_vectors * few_rows * of_rows
@@ -191,21 +217,17 @@ def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) 
     if cpu.has_broadcast_loads:
         is_kept = tile.vectors == 1 or tile.accumulators <= EMBEDDED_BROADCAST.tested_accumulators
         return EMBEDDED_BROADCAST.row_tail if is_kept else VECTORS.tested_tile
-    if cpu.broadcasts_first and problem.kernel_width:
-        return (
-            VECTORS.row_tail
-            if tile.rows <= BROADCAST.tested_depthwise_rows
-            else BROADCAST.spilled_depthwise
-        )
     return VECTORS.row_tail if tile.vectors == 1 or problem.has_long_loop else VECTORS.tested_tile
 
 
-def _estimate_loop(tile: RegisterTile, cpu: CpuModel) -> float:
+def _estimate_loop(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput of a tile whose loads compete with its multiplications."""
     rows, vectors = tile
     costs = EMBEDDED_BROADCAST if cpu.has_broadcast_loads else VECTORS
     time = max(1.0, costs.base + costs.load * (vectors + rows) / tile.accumulators)
     live = tile.accumulators + (vectors if cpu.has_broadcast_loads else min(vectors, rows))
+    if cpu.broadcasts_first and problem.kernel_width > BROADCAST.narrow_kernel:
+        live += BROADCAST.early_loads
     time *= 1 + costs.spill * max(0, live - cpu.unspilled_registers)
     if vectors > rows:
         time /= costs.more_vectors_than_rows
@@ -229,11 +251,27 @@ def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel)
         rows if cpu.lanes == BROADCAST.broadcast_lanes else BROADCAST.loads_of_shuffle * rows
     )
     least = MIN_ACCUMULATORS if cpu.has_fma else MIN_ACCUMULATORS_WITHOUT_FMA
-    load = BROADCAST.l2_load_of_product if problem.is_product else BROADCAST.l2_load_of_convolution
-    if vectors * problem.depth * cpu.lanes * FLOAT_BYTES <= L1_BYTES:
-        load = BROADCAST.load
-    loads = vectors * load + broadcasts * BROADCAST.load
-    return tile.accumulators / (max(tile.accumulators, least) + loads)
+    load, read = BROADCAST.load, 0.0
+    vector_bytes = FLOAT_BYTES * cpu.lanes
+    if vectors * problem.depth * vector_bytes > L1_BYTES:
+        load = BROADCAST.l2_load
+        # two multiplications a cycle
+        read = 2 * vectors * vector_bytes / BROADCAST.l2_bytes_per_cycle
+    # a core loads as many vectors a cycle as it multiplies
+    time = max(tile.accumulators, least, read, vectors + broadcasts)
+    time += vectors * load + broadcasts * BROADCAST.load
+    is_spilled = _is_spilled(problem, tile, cpu)
+    return tile.accumulators / time * (BROADCAST.spilled if is_spilled else 1.0)
+
+
+def _is_spilled(
+    problem: Contraction, tile: RegisterTile, cpu: CpuModel, *, more: bool = False
+) -> bool:
+    """Return whether a tile and its operands need more registers than there are."""
+    # LLVM unrolls a loop of one vector twice, and holds the values of all rows then
+    rows_are_held = tile.vectors == 1 or tile.rows <= tile.vectors
+    operands = tile.rows if rows_are_held and not problem.holds_vectors else tile.vectors
+    return tile.accumulators + operands + (1 if cpu.has_fma else 2) + more > cpu.registers
 
 
 def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
@@ -591,18 +629,13 @@ def _estimate_parts(
     tile: RegisterTile, rows: int, vectors: int, cpu: CpuModel, packing_time: float = 0
 ) -> float:
     """Return the time of a product whose tails are smaller tiles, in multiplications of vectors."""
-
-    def split(extent: int, size: int) -> list[tuple[int, int]]:
-        tail = extent % size
-        return [part for part in ((extent - tail, size), (tail, tail)) if part[0]]
-
     return sum(
         count * packing_time
         + sum(
             count * covered / estimate_packed_speed(RegisterTile(part, width), cpu)
-            for covered, part in split(rows, tile.rows)
+            for covered, part in _split(rows, tile.rows)
         )
-        for count, width in split(vectors, tile.vectors)
+        for count, width in _split(vectors, tile.vectors)
     )
 
 

@@ -149,14 +149,14 @@ class BroadcastCosts(NamedTuple):
 
     So it is with SSE, AVX2, RISC-V and WebAssembly.
 
-    LLVM holds the values of all rows while it multiplies, and spills where both rows and vectors have tails, but for
-    few rows.
+    LLVM holds the rows or the vectors of a tile while it multiplies, whichever are fewer.
     """
 
-    load: float = 0.4  # the time of a load from the first-level cache
-    l2_load_of_product: float = 0.5  # the same from the second-level cache
-    # the same where the data of a convolution pass through that cache, too
-    l2_load_of_convolution: float = 0.8
+    load: float = (
+        0.1  # the time of a load from the first-level cache that multiplications do not hide
+    )
+    l2_load: float = 0.3  # the same from the second-level cache
+    l2_bytes_per_cycle: int = 32  # how fast weights are read from that cache
     # a load broadcasts to vectors of this many float32; values are shuffled to all lanes of others
     broadcast_lanes: int = 8
     loads_of_shuffle: int = 2  # the loads that a shuffle counts as
@@ -165,9 +165,9 @@ class BroadcastCosts(NamedTuple):
     pair_instructions: int = 3
     weight_load_of_pairs: float = 0.2  # the time of that load
     broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
-    # depthwise convolutions of more rows spill accumulators where each row is tested
-    tested_depthwise_rows: int = 8
-    spilled_depthwise: float = 0.75  # the speed of these
+    # of wider depthwise kernels LLVM loads this many vectors of data early
+    narrow_kernel: int = 3
+    early_loads: int = 2
 
 
 BROADCAST: Final = BroadcastCosts()

@@ -33,6 +33,7 @@ from tvmflow.compiler.contraction.machine import (
     PARTS_PER_CORE,
     CpuModel,
 )
+from tvmflow.compiler.dynamic_tiles import TAIL_HINT
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
     Block,
@@ -253,6 +254,9 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     for loop in (*loops.registers, *loops.stores):
         schedule.unroll(loop)
     schedule.vectorize(loops.vector)
+    if cpu.broadcasts_first and dot_products.find_products(main) is None:
+        for loop in (parallel, *within):
+            schedule.annotate(loop, TAIL_HINT, 1)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
     accumulators = _schedule_accumulators(schedule, main, axes, tile, cpu)
@@ -438,6 +442,8 @@ def _schedule_reduction(
         extents += [extents.pop() // factors, factors]
     unit_loops, register_loops, vector = _order_spatial_loops(schedule, spatial, axes)
     points = []
+    if cpu.broadcasts_first and tile.shape.rows > tile.shape.vectors:
+        register_loops.reverse()
     if is_matrix:
         outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_ROWS])
         register_loops.append(outer)

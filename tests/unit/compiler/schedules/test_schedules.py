@@ -290,6 +290,21 @@ def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
     assert "[sp" not in "".join(line for line in code.splitlines() if "q" in line)
 
 
+@pytest.mark.parametrize(("count", "vectors"), [(49, 91), (197, 48), (30, 7), (6, 4), (196, 2)])
+def test_tiles_of_products_stay_in_registers_with_avx2(count: int, vectors: int) -> None:
+    """With smaller tiles for what is left of rows and vectors; LLVM spilled accumulators where it tested them."""
+    mapping = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
+    data = te.placeholder((count, 100), "float32", "data")
+    weights = te.placeholder((vectors, 100, 8), "float32", "weights")
+    choice = rules.choose_schedule(
+        kernel(data, weights, blocked.dense(data, weights, 8 * vectors)), cpu_model(mapping)
+    )
+    assert choice is not None and choice.rule == "register_tiles"
+    code = assembly_of(choice, mapping, "dense")
+    assert len(re.findall(r"vfmadd.*ymm", code)) >= 8
+    assert not [line for line in code.splitlines() if "ymm" in line and "rsp" in line]
+
+
 @pytest.mark.parametrize("mcpu", ["neoverse-n1", "cortex-a72"])
 @pytest.mark.parametrize(("size", "taps", "step"), [(32, 5, 1), (32, 5, 2), (56, 3, 2), (16, 7, 1)])
 def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
