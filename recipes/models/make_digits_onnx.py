@@ -18,7 +18,8 @@ FOLDER = Path(__file__).resolve().parent
 
 def main() -> None:
     """Write the model beside the checkpoint."""
-    params = read_params(FOLDER / "digits-0010.params")
+    weights = read_params(FOLDER / "digits-0010.params")
+    params = {name: weight.array for name, weight in weights.items()}
     for name in ("bn1_gamma", "bn2_gamma"):
         # MXNet's BatchNorm ignores gamma unless fix_gamma is off.
         params[name] = np.ones_like(params[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
@@ -13,7 +14,7 @@ from tvm import tirx
 
 from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.formatting import last_line, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.graph.dynamic_shapes import (
@@ -226,6 +227,22 @@ def unfixed_text(sizes: Sequence[Any]) -> str:
     names = {str(var.name) for size in sizes for var in list_symbols(size)}
     have = "has" if len(names) == 1 else "have"
     return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
+
+
+# Words that occur only in internal errors of TVM and ONNX.
+_INTERNALS: Final = re.compile(
+    r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
+)
+# Errors about values of Python, not of a model.
+_PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
+
+
+def explain_failure(error: Exception, operands: str) -> str:
+    """Return an error's text; for an internal one, the operands without a conversion."""
+    reason = last_line(error)
+    if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
+        return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
+    return reason
 
 
 def tensor_spec(

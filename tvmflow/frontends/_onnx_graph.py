@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,26 +12,32 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
-from tvmflow.core.dimensions import evaluate_shape, is_name
-from tvmflow.core.formatting import names_text
+from tvmflow.core.dimensions import is_name
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._dynamic_shapes import (
     NO_END,
     DynamicShapeProblem,
     SizeRanges,
-    shape_text,
 )
-from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
+from tvmflow.frontends.frontend import ImportCall
+from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx.graph import (
+    CUSTOM_DOMAIN,
     FROM_START,
+    NUMBER,
+    OWN_DOMAIN,
     Place,
     attributes_of,
+    can_stay,
     dtype_of,
     leave_in_file,
     make_evaluator,
     make_single,
 )
+from tvmflow.frontends.onnx.importer import import_prepared, infer_results
 from tvmflow.frontends.onnx.operators import compute_sizes
+from tvmflow.frontends.onnx.prepare import prepare
 from tvmflow.frontends.onnx.sizes import SizeValue
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_text
 
@@ -53,6 +59,7 @@ class Value(NamedTuple):
         dtype: As NumPy names it.
         array: Its elements where they are constant, or expressions of the dimensions: then an array of objects.
         place: The place of the elements in a file, if they stay there.
+        is_number: Whether a converter wrote it, so that it is no weight.
     """
 
     name: str
@@ -60,6 +67,7 @@ class Value(NamedTuple):
     dtype: str
     array: Array | None = None
     place: Place | None = None
+    is_number: bool = False
 
     @property
     def rank(self) -> int:
@@ -90,7 +98,7 @@ class Graph:
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
         self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
-        self._largest = {entry.name: entry.max for entry in dimensions}
+        self._dimensions = tuple(dimensions)
         self._indices: dict[str, tuple[Value, int]] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
@@ -112,8 +120,12 @@ class Graph:
             if is_name(size):
                 largest = Value(spec.name, spec.shape, spec.dtype)
                 self._indices.setdefault(size, (largest, axis))
-        shape = tuple(read_size(size, self._symbols) for size in sizes)
-        return Value(spec.name, shape, spec.dtype)
+        shape = [read_size(size, self._symbols) for size in sizes]
+        return Value(spec.name, self._see(shape), spec.dtype)
+
+    def _see(self, sizes: Sequence[IrSize]) -> tuple[IrSize, ...]:
+        """Return the sizes of a tensor, in the form that earlier tensors of equal sizes have."""
+        return tuple(self.ranges.see([self.ranges.as_seen(size) for size in sizes]))
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
         """Return a constant, which joins the graph when a node reads it, by that name if it is free."""
@@ -124,6 +136,10 @@ class Graph:
             array = array.astype(dtype)
         elements = np.ascontiguousarray(array, dtype or None).reshape(np.shape(array))
         return Value(name, elements.shape, str(elements.dtype), elements)
+
+    def number(self, number: float, dtype: str) -> Value:
+        """Return a constant of one element, which kernels contain."""
+        return self.constant(number, dtype)._replace(is_number=True)
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
         [result] = self.add_several(operator, 1, *operands, **attributes)
@@ -139,8 +155,34 @@ class Graph:
                 too many elements.
         """
         dtype = next((value.dtype for value in operands if isinstance(value, Value)), "")
-        values = [v if isinstance(v, Value) else self.constant(v, dtype) for v in operands]
+        values = [v if isinstance(v, Value) else self.number(v, dtype) for v in operands]
         return self._add(self._node(operator, count, values, attributes), values)
+
+    def add_own(
+        self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
+    ) -> Value:
+        """Add a node that is not ONNX's, whose result has the shape of another value."""
+        node = self._node(operator, 1, operands, attributes)
+        node.domain = OWN_DOMAIN
+        self._append(node, operands)
+        return Value(node.output[0], like.shape, dtype)
+
+    def add_custom(
+        self,
+        operator: tuple[str, str],
+        count: int,
+        operands: Sequence[Value],
+        attributes: Mapping[str, Any],
+        custom: CustomNodes,
+    ) -> list[Value]:
+        """Add a node of a custom operator, given by its domain and name, with `count` results."""
+        domain, name = operator
+        node = self._node(name, count, operands, attributes)
+        node.domain, node.name = domain, self.prefix
+        single = _single(node, operands)
+        custom.mark(single)
+        self._append(single.graph.node[0], operands)
+        return _read_results(custom.infer_shapes(single))
 
     def _node(
         self,
@@ -186,34 +228,18 @@ class Graph:
 
     def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
         """Add a node with operands of dynamic shape."""
-        largest = [self._at_largest(value) for value in operands]
-        known = _infer(node, largest)
-        shapes = _infer_dynamic(self.ranges, node, operands)
-        for value, shape in zip(known, shapes, strict=True):
-            # the same rule as in ONNX
-            if self._numbers(shape) != value.shape:
-                text = f"{self.ranges.unknown_text()}; its operands have the shapes "
-                shown = [shape_text(operand.shape) for operand in operands if operand.name]
-                raise DynamicShapeProblem(text + names_text(shown))
+        single = _single(node, [v for v in operands if not v.has_dynamic_elements])
+        known = {
+            v.name: SizeValue(v.array, v.dtype)
+            for v in operands
+            if v.array is not None and v.has_dynamic_elements
+        }
+        kinds = infer_results(single, known, self._symbols, self._dimensions)
         self._append(node, operands)
         return [
-            value._replace(shape=tuple(self.ranges.see(shape)))
-            for value, shape in zip(known, shapes, strict=True)
+            Value(name, self._see(kind.shape.values), str(kind.dtype))
+            for name, kind in zip(node.output, kinds, strict=True)
         ]
-
-    def _numbers(self, sizes: Sequence[IrSize]) -> tuple[int, ...]:
-        """Return sizes where all dimensions have their largest size."""
-        return evaluate_shape([size_text(size) for size in sizes], self._largest)
-
-    def _at_largest(self, value: Value) -> Value:
-        """Return a value at the maximum of all dimensions."""
-        if not value.is_dynamic:
-            return value
-        array = value.array
-        if array is not None:
-            numbers = self._numbers(array.ravel().tolist())
-            array = np.asarray(numbers, value.dtype).reshape(array.shape)
-        return value._replace(shape=self._numbers(value.shape), array=array)
 
     def _compute(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
         """Return the results of a node for sizes; nothing if they are not known."""
@@ -236,13 +262,16 @@ class Graph:
                 continue
             if value.has_dynamic_elements:
                 self._compute_at_run_time(value)
-            elif value.place:
-                kind = _element_type(value.dtype)
-                tensor = TensorProto(name=value.name, data_type=kind, dims=value.shape)
+                continue
+            kind = _element_type(value.dtype)
+            tensor = TensorProto(name=value.name, data_type=kind, dims=value.shape)
+            if value.place and can_stay(tensor, value.place):
                 leave_in_file(tensor, value.place)
-                self._initializers[value.name] = tensor
             else:
-                self._initializers[value.name] = numpy_helper.from_array(value.array, value.name)
+                tensor = numpy_helper.from_array(value.array, value.name)
+            if value.is_number:
+                tensor.doc_string = NUMBER
+            self._initializers[value.name] = tensor
 
     def _compute_at_run_time(self, value: Value) -> None:
         """Add nodes that compute a value from the shapes of the inputs."""
@@ -279,7 +308,7 @@ class Graph:
             return self.constant(value.array.transpose(axes), value.dtype, value.name)
         return self.add("Transpose", value, perm=list(axes))
 
-    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, value: Value, shape: Sequence[IrSize]) -> Value:
         """Change the shape of a value; that of constants at once."""
         if value.shape == tuple(shape):
             return value
@@ -323,7 +352,7 @@ class Graph:
 
     def bounds(self, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
         """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
-        if not any(map(is_dynamic, (size, part.start or 0, part.stop or 0))):
+        if not any(is_dynamic(n) for n in (size, part.start, part.stop) if n is not None):
             return part.indices(int(size))
         step = part.step or 1
         if step == -1 and part.start is None and part.stop is None:
@@ -354,7 +383,9 @@ class Graph:
         graph = helper.make_graph(
             self._nodes, "main", self._inputs, infos, list(self._initializers.values())
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+        domains = {node.domain for node in self._nodes}
+        own = [helper.make_opsetid(n, 1) for n in (CUSTOM_DOMAIN, OWN_DOMAIN) if n in domains]
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET), *own])
 
     def reserve(self, names: Sequence[str]) -> None:
         self._names.update(names)
@@ -400,17 +431,23 @@ def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
     ]
     known = {tensor.name for tensor in constants}
     inputs = [
-        _value_info(name, v.dtype, v.shape) for name, v in by_name.items() if name not in known
+        _value_info(name, v.dtype, list(map(size_text, v.shape)))
+        for name, v in by_name.items()
+        if name not in known
     ]
     return make_single(node, inputs, constants, [helper.make_opsetid("", OPSET)])
 
 
 def _infer(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
     """Return the results of a node with their shapes."""
-    results = []
     single = _single(node, operands)
     inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
-    for info in inferred.graph.output:
+    return _read_results(inferred)
+
+
+def _read_results(model: onnx.ModelProto) -> list[Value]:
+    results = []
+    for info in model.graph.output:
         kind = info.type.tensor_type
         sizes = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
         if not kind.HasField("shape") or min(sizes, default=0) < 0:
@@ -423,215 +460,20 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
     return results
 
 
-# ---------------------------------------------------------------- shapes of results that are dynamic
-# ONNX infers only numbers.
-
-
-_Shape = Sequence[IrSize]
-
-
-class _Call(NamedTuple):
-    ranges: SizeRanges
-    operands: Sequence[Value]
-    attributes: Mapping[str, Any]
-
-    def shape(self, position: int = 0) -> list[IrSize]:
-        return list(self.operands[position].shape)
-
-    def numbers(self, position: int) -> list[IrSize]:
-        array = self.operands[position].array
-        if array is None:
-            raise DynamicShapeProblem("its sizes depend on values, and not on the dimensions alone")
-        return list(array.ravel().tolist())
-
-    def axis(self) -> int:
-        return int(self.attributes.get("axis", -1)) % len(self.shape())
-
-    def around(self, axis: int, *sizes: IrSize) -> list[IrSize]:
-        """Return the shape of the first operand with other sizes in place of an axis."""
-        return [*self.shape()[:axis], *sizes, *self.shape()[axis + 1 :]]
-
-
-def _infer_dynamic(
-    ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[Value]
-) -> list[list[IrSize]]:
-    """Return the shapes of the results of a node."""
-    default = _reduce if node.op_type.startswith("Reduce") else _broadcast
-    rule: Callable[[_Call], Any] = _RULES.get(node.op_type, default)
-    shapes = rule(_Call(ranges, operands, attributes_of(node)))
-    results = shapes if shapes and isinstance(shapes[0], list) else [shapes]
-    return [[ranges.simplify(size) for size in shape] for shape in results]
-
-
-def _broadcast(call: _Call) -> _Shape:
-    return _broadcast_shapes(call.ranges, [operand.shape for operand in call.operands])
-
-
-def _broadcast_shapes(ranges: SizeRanges, shapes: Sequence[_Shape]) -> list[IrSize]:
-    """Return the broadcast shape of several tensors."""
-    rank = max(map(len, shapes))
-    result: list[IrSize] = [1] * rank
-    for shape in shapes:
-        for axis, size in enumerate(shape, rank - len(shape)):
-            if ranges.is_equal(result[axis], 1):
-                result[axis] = size
-            elif not (ranges.is_equal(size, 1) or ranges.is_equal(size, result[axis])):
-                raise _differ(result[axis], size)
-    return result
-
-
-def _differ(one: IrSize, other: IrSize) -> DynamicShapeProblem:
-    text = f"sizes of {one} and {other} are not the same for all sizes of the dimensions"
-    return DynamicShapeProblem(text)
-
-
-def _reshape(call: _Call) -> _Shape:
-    if not call.ranges.is_equal(math.prod(call.numbers(1)), math.prod(call.shape())):
-        raise DynamicShapeProblem("its result has another number of elements")
-    return call.numbers(1)
-
-
-def _concat(call: _Call) -> _Shape:
-    axis, first = call.axis(), call.shape()
-    for operand in call.operands[1:]:
-        for index, size in enumerate(operand.shape):
-            if index == axis:
-                first[axis] = first[axis] + size
-            elif not call.ranges.is_equal(first[index], size):
-                raise _differ(first[index], size)
-    return first
-
-
-def _pad(call: _Call) -> _Shape:
-    before, after = np.reshape(np.array(call.numbers(1), object), (2, -1)).tolist()
-    return [b + n + a for b, n, a in zip(before, call.shape(), after, strict=True)]
-
-
-def _slice(call: _Call) -> _Shape:
-    shape = call.shape()
-    for start, end, axis, step in zip(*(call.numbers(n) for n in range(1, 5)), strict=True):
-        if step < 0 and is_dynamic(shape[axis]):
-            # the whole axis
-            continue
-        if step < 0:
-            shape[axis] = len(
-                range(*slice(start, max(end, 0) if end >= 0 else None, step).indices(shape[axis]))
-            )
-            continue
-        begin = call.ranges.clamp(start, shape[axis])
-        length = call.ranges.at_least(call.ranges.clamp(end, shape[axis]), begin) - begin
-        shape[axis] = call.ranges.divide_up(length, step)
-    return shape
-
-
-def _matmul(call: _Call) -> _Shape:
-    left, right = call.shape(0), call.shape(1)
-    if not call.ranges.is_equal(left[-1], right[-2]):
-        raise _differ(left[-1], right[-2])
-    return [*_broadcast_shapes(call.ranges, [left[:-2], right[:-2]]), left[-2], right[-1]]
-
-
-def _windows(call: _Call) -> list[IrSize]:
-    kernel, strides = call.attributes["kernel_shape"], call.attributes["strides"]
-    dilations = call.attributes.get("dilations", [1] * len(kernel))
-    around = np.reshape(call.attributes["pads"], (2, -1)).sum(0).tolist()
-    # a last window that is not whole counts
-    more = call.attributes.get("ceil_mode", 0)
-    return [
-        (size + width - d * (k - 1) - 1 + more * (s - 1)) // s + 1
-        for size, k, s, d, width in zip(
-            call.shape()[2:], kernel, strides, dilations, around, strict=True
-        )
-    ]
-
-
-def _transposed_convolution(call: _Call) -> _Shape:
-    names = ("kernel_shape", "strides", "output_padding")
-    around = np.reshape(call.attributes["pads"], (2, -1)).sum(0).tolist()
-    lists = (call.shape()[2:], *(call.attributes[name] for name in names), around)
-    sizes = [(n - 1) * s + k - width + more for n, k, s, more, width in zip(*lists, strict=True)]
-    return [call.shape()[0], call.shape(1)[1], *sizes]
-
-
-def _reduce(call: _Call) -> _Shape:
-    shape = call.shape()
-    axes = {int(axis) % len(shape) for axis in call.numbers(1)}
-    if call.attributes["keepdims"]:
-        return [1 if axis in axes else size for axis, size in enumerate(shape)]
-    return [size for axis, size in enumerate(shape) if axis not in axes]
-
-
-def _depth_to_space(call: _Call) -> _Shape:
-    block = int(call.attributes["blocksize"])
-    batch, channels, *sizes = call.shape()
-    return [batch, channels // block**2, *(size * block for size in sizes)]
-
-
-def _space_to_depth(call: _Call) -> _Shape:
-    block = int(call.attributes["blocksize"])
-    batch, channels, *sizes = call.shape()
-    for size in sizes:
-        if not call.ranges.is_equal(size // block * block, size):
-            raise DynamicShapeProblem(
-                f"{size} may not be a multiple of {block}; set `multiple_of` in `dimensions`"
-            )
-    return [batch, channels * block**2, *(size // block for size in sizes)]
-
-
-def _range(call: _Call) -> _Shape:
-    start, limit, step = (call.numbers(position)[0] for position in range(3))
-    if is_dynamic(step) or step < 1:
-        raise DynamicShapeProblem("its step is not a whole number above 0")
-    return [call.ranges.at_least(call.ranges.divide_up(limit - start, step), 0)]
-
-
-_RULES: Final[Mapping[str, Callable[[_Call], Any]]] = {
-    **dict.fromkeys(
-        (
-            *("BatchNormalization", "Cast", "CumSum", "DequantizeLinear", "InstanceNormalization"),
-            *("LayerNormalization", "LRN", "LogSoftmax", "QuantizeLinear", "Softmax"),
-        ),
-        _Call.shape,
-    ),
-    **dict.fromkeys(
-        ("AveragePool", "LpPool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]
-    ),
-    **dict.fromkeys(
-        ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
-        lambda call: [*call.shape()[:2], *(1 for _ in call.shape()[2:])],
-    ),
-    "AffineGrid": lambda call: [call.shape()[0], *call.numbers(1)[2:], 2],
-    **dict.fromkeys(("ArgMax", "ArgMin"), lambda call: call.around(call.axis())),
-    "Concat": _concat,
-    "Conv": lambda call: [call.shape()[0], call.shape(1)[0], *_windows(call)],
-    "ConvTranspose": _transposed_convolution,
-    "DepthToSpace": _depth_to_space,
-    "Expand": lambda call: _broadcast_shapes(call.ranges, [call.shape(), call.numbers(1)]),
-    "GatherElements": lambda call: call.shape(1),
-    "Gemm": lambda call: [call.shape()[0], call.shape(1)[0]],
-    "GridSample": lambda call: [*call.shape()[:2], *call.shape(1)[1:-1]],
-    "MaxRoiPool": lambda call: [
-        *(call.shape(1)[0], call.shape()[1]),
-        *call.attributes["pooled_shape"],
-    ],
-    "RoiAlign": lambda call: [
-        *(call.shape(1)[0], call.shape()[1]),
-        *(call.attributes[f"output_{name}"] for name in ("height", "width")),
-    ],
-    "Gather": lambda call: call.around(int(call.attributes.get("axis", 0)), *call.shape(1)),
-    "GatherND": lambda call: [*call.shape(1)[:-1], *call.shape()[int(call.shape(1)[-1]) :]],
-    "MatMul": _matmul,
-    "Pad": _pad,
-    "Range": _range,
-    "Reshape": _reshape,
-    "Resize": lambda call: call.numbers(3),
-    "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
-    "Split": lambda call: [call.around(call.axis(), length) for length in call.numbers(1)],
-    "Tile": lambda call: [
-        n * times for n, times in zip(call.shape(), call.numbers(1), strict=True)
-    ],
-    "TopK": lambda call: [call.around(call.axis(), *call.numbers(1))] * 2,
-    "Transpose": lambda call: [call.shape()[axis] for axis in call.attributes["perm"]],
-}
-"""Operator -> the shapes of its results; others are broadcast."""
+def import_graph(
+    model: onnx.ModelProto,
+    inner_outputs: int,
+    inputs: tuple[TensorSpec, ...],
+    call: ImportCall,
+    custom: CustomNodes = NO_OPERATORS,
+) -> LoadedModel:
+    """Import a model that `Graph.finish` returned, whose last outputs are inner tensors."""
+    labels = {o: node.doc_string for node in model.graph.node for o in node.output}
+    return import_prepared(
+        prepare(model, inputs, custom=custom),
+        inner_outputs,
+        custom,
+        labels,
+        call.dimensions,
+        counts_rows=call.counts_rows,
+    )

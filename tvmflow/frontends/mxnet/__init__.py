@@ -1,6 +1,6 @@
-"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported without MXNet.
+"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported by way of ONNX.
 
-Imports tvm only inside functions.
+Imports tvm and onnx only inside functions.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tvmflow.frontends.frontend import (
     pinned_by_name,
 )
 from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_shape, read_symbol
+from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
 
@@ -137,7 +138,7 @@ class MxnetFrontend(Frontend):
     KIND = "mxnet"
     MODELS = "MXNet checkpoints"
     SOURCE = MxnetSource
-    TOOLS = ("apache-tvm", "numpy")
+    TOOLS = OnnxFrontend.TOOLS
     REQUIRES_INPUTS = True
     REFERENCE = ReferenceTraits(
         name="MXNet",

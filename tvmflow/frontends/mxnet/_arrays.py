@@ -7,52 +7,56 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from tvm import relax
 
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
-from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, shown
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
+from tvmflow.frontends._onnx_graph import Value
+from tvmflow.frontends.mxnet._op import DTYPES, Converter, Op, shown
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 
-R = relax.op
+
+def _flat(op: Op) -> Value:
+    return op.graph.reshape(op[0], (math.prod(op.sizes()),))
 
 
-def _sorted_axis(op: Op) -> tuple[Expr, int]:
+def _sorted_axis(op: Op) -> tuple[Value, int]:
     """Return the data and the axis to sort; without an axis MXNet sorts the flattened data."""
     axis = op.optional_integer("axis", -1)
-    if axis is None:
-        return op.emit(R.reshape(op[0], (math.prod(op.sizes()),))), 0
-    return op.emit(op[0]), op.axis(axis)
+    return (_flat(op), 0) if axis is None else (op[0], op.axis(axis))
 
 
-def _sort(op: Op) -> Expr:
+def _sort(op: Op) -> Value:
     data, axis = _sorted_axis(op)
-    return R.sort(data, axis=axis, descending=not op.flag("is_ascend", True))
+    descending = int(not op.flag("is_ascend", True))
+    return op.graph.add_own("Sort", data, data.dtype, data, axis=axis, descending=descending)
 
 
-def _argsort(op: Op) -> Expr:
+def _argsort(op: Op) -> Value:
     data, axis = _sorted_axis(op)
     dtype = op.choice("dtype", "float32", DTYPES)
-    order = R.argsort(data, axis=axis, descending=not op.flag("is_ascend", True), dtype="int32")
-    return R.astype(order, dtype)
+    descending = int(not op.flag("is_ascend", True))
+    order = op.graph.add_own("ArgSort", data, "int32", data, axis=axis, descending=descending)
+    return op.graph.cast(order, dtype)
 
 
-def _top_k(op: Op) -> list[Expr]:
+def _top_k(op: Op) -> list[Value]:
     """`topk`: values, indices or both of the k largest (or smallest) entries; k below 1 means all."""
     data, axis = _sorted_axis(op)
-    [size], count = op.fixed([known_sizes(data)[axis]]), op.integer("k", 1)
+    [size], count = op.fixed([data.shape[axis]]), op.integer("k", 1)
     count = size if count < 1 else min(count, size)
     dtype = op.choice("dtype", "float32", DTYPES)
     returned = op.lookup("ret_typ", "indices", {"indices": [1], "value": [0], "both": [0, 1]})
-    largest = not op.flag("is_ascend", False)
-    both = op.emit(R.topk(data, k=count, axis=axis, largest=largest, dtype="int32"))
-    results = both[0], R.astype(both[1], dtype)
+    largest = int(not op.flag("is_ascend", False))
+    values, indices = op.graph.add_several(
+        "TopK", 2, data, op.graph.integers([count]), axis=axis, largest=largest
+    )
+    results = values, op.graph.cast(indices, dtype)
     return [results[index] for index in returned]
 
 
 # ---------------------------------------------------------------- shapes
 
 
-def _reshape(op: Op) -> Expr:
+def _reshape(op: Op) -> Value:
     shape, codes, reverse = op.sizes(), op.integers("shape", ()), op.flag("reverse", False)
     # In MXNet 0.x target_shape had 0 for the size to infer.
     old_codes = tuple(size or -1 for size in op.integers("target_shape", ()))
@@ -61,7 +65,7 @@ def _reshape(op: Op) -> Expr:
     codes = codes or old_codes
     if not codes:
         op.refuse("the attribute shape is missing")
-    return R.reshape(op[0], _resolve_shape(op, shape, codes, reverse))
+    return op.graph.reshape(op[0], _resolve_shape(op, shape, codes, reverse))
 
 
 def _resolve_shape(
@@ -115,7 +119,7 @@ def _resolve_code(code: int, source: Iterator[IrSize], pending: Iterator[int]) -
             return (code,)
 
 
-def _reshape_like(op: Op) -> Expr:
+def _reshape_like(op: Op) -> Value:
     """`reshape_like`: replaces dimensions `lhs_begin:lhs_end` by `rhs_begin:rhs_end` of the second input."""
     left, right = (
         slice(op.optional_integer(f"{side}_begin"), op.optional_integer(f"{side}_end"))
@@ -124,72 +128,69 @@ def _reshape_like(op: Op) -> Expr:
     shape = list(op.sizes())
     start, stop, _ = left.indices(len(shape))
     shape[start:stop] = op.sizes(1)[right]
-    return R.reshape(op[0], shape)
+    return op.graph.reshape(op[0], shape)
 
 
-def _transpose(op: Op) -> Expr:
-    axes = op.integers("axes", ())
-    return R.permute_dims(op[0], [op.axis(axis) for axis in axes] or None)
+def _transpose(op: Op) -> Value:
+    axes = [op.axis(axis) for axis in op.integers("axes", ())]
+    return op.graph.transpose(op[0], axes or list(range(op.rank()))[::-1])
 
 
-def _swap_axis(op: Op) -> Expr:
+def _swap_axis(op: Op) -> Value:
     axes = list(range(op.rank()))
     first, second = op.axis(op.integer("dim1", 0)), op.axis(op.integer("dim2", 0))
     axes[first], axes[second] = axes[second], axes[first]
-    return R.permute_dims(op[0], axes)
+    return op.graph.transpose(op[0], axes)
 
 
-def _squeeze(op: Op) -> Expr:
+def _expand_dims(op: Op) -> Value:
+    shape = list(op.sizes())
+    shape.insert(op.axis(op.integer("axis"), op.rank() + 1), 1)
+    return op.graph.reshape(op[0], shape)
+
+
+def _squeeze(op: Op) -> Value:
     shape, listed = op.sizes(), op.optional_integers("axis")
     ones = [axis for axis, size in enumerate(shape) if op.ranges.is_equal(size, 1)]
     axes = ones if listed is None else [op.axis(axis) for axis in listed]
     rest = tuple(size for axis, size in enumerate(shape) if axis not in axes)
     if not set(axes) <= set(ones):
         op.refuse(f"axis {listed} does not have size 1 in data of shape {shown(shape)}")
-    return R.reshape(op[0], rest or (1,))
+    return op.graph.reshape(op[0], rest or (1,))
 
 
-def _depth_to_space(op: Op) -> Expr:
-    block = op.integer("block_size")
-    batch, channels, height, width = _nchw_shape(op)
-    depth = channels // block**2
-    split = R.reshape(op[0], (batch, block, block, depth, height, width))
-    moved = R.permute_dims(split, [0, 3, 4, 1, 5, 2])
-    return R.reshape(moved, (batch, depth, height * block, width * block))
+def _stack(op: Op) -> Value:
+    axis = op.axis(op.integer("axis", 0), op.rank() + 1)
+    shape = [*op.sizes()[:axis], 1, *op.sizes()[axis:]]
+    return op.add("Concat", *(op.graph.reshape(v, shape) for v in op.all_inputs()), axis=axis)
 
 
-def _space_to_depth(op: Op) -> Expr:
-    block = op.integer("block_size")
-    batch, channels, height, width = _nchw_shape(op)
-    for size in (height, width):
-        if is_dynamic(size) and not op.ranges.is_equal(size // block * block, size):
-            text = f"{size} may not be a multiple of block_size={block}; set `multiple_of` in `dimensions`"
-            raise DynamicShapeProblem(text)
-    split = R.reshape(op[0], (batch, channels, height // block, block, width // block, block))
-    moved = R.permute_dims(split, [0, 3, 5, 1, 2, 4])
-    return R.reshape(moved, (batch, channels * block**2, height // block, width // block))
+def _block_converter(operator: str) -> Converter:
+    """Return the converter of an operator that moves pixels of blocks to channels, or back."""
+
+    def convert(op: Op) -> Value:
+        op.expect_rank(4)
+        op.size(1)
+        return op.add(operator, op[0], blocksize=op.integer("block_size"))
+
+    return convert
 
 
-def _nchw_shape(op: Op) -> tuple[IrSize, int, IrSize, IrSize]:
-    op.expect_rank(4)
-    batch, _, height, width = op.sizes()
-    return batch, op.size(1), height, width
-
-
-def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Expr]:
+def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Value]:
     """Return the data split along `axis` at `starts`, which begin with 0."""
-    squeeze = op.flag("squeeze_axis", False)
+    squeeze, shape = op.flag("squeeze_axis", False), op.sizes()
     pieces = []
-    end = op.sizes()[axis]
-    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+    for start, stop in zip(starts, [*starts[1:], shape[axis]], strict=True):
         if is_dynamic(stop) and not op.ranges.is_certain(start < stop):
-            raise DynamicShapeProblem(f"its last part may be empty: {end} may be {start} or less")
-        piece = _cut(op[0], [axis], [start], [stop])
-        pieces.append(R.squeeze(piece, [axis]) if squeeze else piece)
+            text = f"its last part may be empty: {stop} may be {start} or less"
+            raise DynamicShapeProblem(text)
+        piece = op.graph.cut(op[0], {axis: slice(start, stop)})
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        pieces.append(op.graph.reshape(piece, rest) if squeeze else piece)
     return pieces
 
 
-def _split_evenly(op: Op, axis: int, key: str) -> list[Expr]:
+def _split_evenly(op: Op, axis: int, key: str) -> list[Value]:
     """Return the data split along `axis` into as many parts as the attribute `key` says."""
     size, count = op.size(axis), op.integer(key)
     if size % count:
@@ -197,7 +198,7 @@ def _split_evenly(op: Op, axis: int, key: str) -> list[Expr]:
     return _split_at(op, axis, range(0, size, size // count))
 
 
-def _split_v2(op: Op) -> list[Expr]:
+def _split_v2(op: Op) -> list[Value]:
     axis = op.axis(op.integer("axis", 1))
     if not op.integer("sections", 0):
         return _split_at(op, axis, op.integers("indices"))
@@ -205,56 +206,65 @@ def _split_v2(op: Op) -> list[Expr]:
     return _split_evenly(op, axis, "sections")
 
 
-def _repeat(op: Op) -> Expr:
-    axis, times = op.optional_integer("axis"), op.integer("repeats")
+def _repeat(op: Op) -> Value:
+    axis, times, data = op.optional_integer("axis"), op.integer("repeats"), op[0]
     if axis is None:
-        return R.repeat(R.reshape(op[0], (math.prod(op.sizes()),)), times, axis=0)
-    return R.repeat(op[0], times, axis=op.axis(axis))
+        data, axis = _flat(op), 0
+    axis = op.axis(axis, data.rank)
+    before, size, after = data.shape[:axis], data.shape[axis], data.shape[axis + 1 :]
+    data = op.graph.reshape(data, (*before, size, 1, *after))
+    shape = op.graph.integers((*before, size, times, *after))
+    return op.graph.reshape(op.add("Expand", data, shape), (*before, size * times, *after))
 
 
-def _reverse(op: Op) -> Expr:
+def _tile(op: Op) -> Value:
+    """`tile`: the shorter one of shape and `reps` has ones before it."""
+    times = op.integers("reps")
+    rank = max(op.rank(), len(times))
+    data = op.graph.reshape(op[0], [1] * (rank - op.rank()) + list(op.sizes()))
+    return op.add("Tile", data, op.graph.integers([1] * (rank - len(times)) + list(times)))
+
+
+def _reverse(op: Op) -> Value:
     value = op[0]
     for axis in op.integers("axis"):
-        value = R.flip(value, op.axis(axis))
+        value = op.graph.cut(value, {op.axis(axis): slice(None, None, -1)})
     return value
 
 
-_PAD_MODES: Final = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
-
-
-def _pad(op: Op) -> Expr:
-    mode = op.lookup("mode", "", _PAD_MODES)
+def _pad(op: Op) -> Value:
+    mode = op.choice("mode", "", ("constant", "edge", "reflect"))
     width = op.integers("pad_width")
     if len(width) != 2 * op.rank() or min(width) < 0:
         op.refuse(f"pad_width={width} does not fit {op.rank()} dimensions")
-    value = op.number("constant_value", 0.0)
-    return R.nn.pad(op[0], list(width), pad_mode=mode, pad_value=value)
+    widths = op.graph.integers([*width[::2], *width[1::2]])
+    return op.add("Pad", op[0], widths, op.scalar(op.number("constant_value", 0.0)), mode=mode)
 
 
-def _broadcast(op: Op, shape: Sequence[IrSize]) -> Expr:
+def _broadcast(op: Op, shape: Sequence[IrSize]) -> Value:
     if len(shape) != op.rank() or not all(
         op.ranges.is_equal(old, 1) or op.ranges.is_equal(old, new)
         for old, new in zip(op.sizes(), shape, strict=True)
     ):
         op.refuse(f"data of shape {shown(op.sizes())} cannot be broadcast to {shown(shape)}")
-    return R.broadcast_to(op[0], tuple(shape))
+    return op.add("Expand", op[0], op.graph.integers(shape))
 
 
-def _broadcast_to(op: Op) -> Expr:
+def _broadcast_to(op: Op) -> Value:
     shape = op.integers("shape")
     if len(shape) != op.rank():
         op.refuse(f"shape={shape} does not fit {op.rank()} dimensions")
     return _broadcast(op, [new or old for old, new in zip(op.sizes(), shape, strict=True)])
 
 
-def _broadcast_axis(op: Op) -> Expr:
+def _broadcast_axis(op: Op) -> Value:
     shape = list(op.sizes())
     for axis, size in zip(op.integers("axis", ()), op.integers("size", ()), strict=True):
         shape[op.axis(axis)] = size
     return _broadcast(op, shape)
 
 
-def _broadcast_like(op: Op) -> Expr:
+def _broadcast_like(op: Op) -> Value:
     left, right = op.optional_integers("lhs_axes"), op.optional_integers("rhs_axes")
     if left is None or right is None:
         return _broadcast(op, op.sizes(1))
@@ -270,80 +280,52 @@ _COPIES: Final = "_CrossDeviceCopy _copy _copyto _identity_with_attr_like_rhs id
 # ---------------------------------------------------------------- slices and lookups
 
 
-def _slice(op: Op) -> Expr:
+def _slice(op: Op) -> Value:
     begin, end = op.bounds("begin"), op.bounds("end")
     step = (op.bounds("step") if op.has("step") else ()) or (None,) * len(begin)
     if not len(begin) == len(end) == len(step) <= op.rank():
         op.refuse(f"begin={begin}, end={end}, step={step} do not fit {op.rank()} dimensions")
-    value = op[0]
-    cuts: list[tuple[int, Any, Any, int]] = []
-    for axis, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
-        size = op.sizes()[axis]
-        if is_dynamic(size):
-            if (b or 0, e, s or 1) != (0, None, 1):
-                cuts.append((axis, *_dynamic_bounds(op, axis, b or 0, e, s or 1), s or 1))
-            continue
-        positions = range(*slice(b, e, s or 1).indices(size))
-        if not positions:
+    parts = enumerate(map(slice, begin, end, step))
+    return op.graph.cut(op[0], {axis: _checked(op, axis, part) for axis, part in parts})
+
+
+def _checked(op: Op, axis: int, part: slice) -> slice:
+    """Return a slice of an axis, which must have an element at all sizes."""
+    size, step = op.sizes()[axis], part.step or 1
+    if not is_dynamic(size):
+        if not range(*slice(part.start, part.stop, step).indices(size)):
             op.refuse(f"its slice of axis {axis} of size {size} is empty")
-        if positions.step < 0:
-            value = R.flip(value, axis)
-            positions = range(size - 1 - positions[0], size - positions[-1], -positions.step)
-        cuts.append((axis, positions[0], positions[-1] + 1, positions.step))
-    return _cut(value, *map(list, zip(*cuts, strict=True))) if cuts else value
-
-
-def _cut(
-    value: Expr,
-    axes: Sequence[int],
-    starts: Sequence[IrSize],
-    stops: Sequence[IrSize],
-    steps: Sequence[int] | None = None,
-) -> Expr:
-    """Return a slice; bounds that are dynamic are known to lie within the data."""
-    within = any(map(is_dynamic, (*starts, *stops)))
-    return R.strided_slice(value, axes, starts, stops, steps, assume_inbound=within)
-
-
-def _dynamic_bounds(op: Op, axis: int, begin: int, end: int | None, step: int) -> tuple[Any, Any]:
-    """Return where a slice of dynamic size begins and ends; it has an element at all sizes."""
-    size = op.sizes()[axis]
+        return part
     if step < 1:
         raise DynamicShapeProblem(f"a step below 1 along {size} is not supported")
-    start = op.ranges.clamp(begin, size)
-    stop = size if end is None else op.ranges.clamp(end, size)
-    if not op.ranges.is_certain(start < stop):
+    start, stop = part.start or 0, part.stop
+    first = op.ranges.clamp(start, size)
+    if not op.ranges.is_certain(first < (size if stop is None else op.ranges.clamp(stop, size))):
         text = f"its slice of axis {axis} may be empty, or is not known, for some sizes of {size}"
         raise DynamicShapeProblem(f"{text}; raise `min` in `dimensions`")
-    return start, stop
+    return part
 
 
-def _slice_axis(op: Op) -> Expr:
+def _slice_axis(op: Op) -> Value:
     axis = op.axis(op.integer("axis"))
-    size, bounds = op.sizes()[axis], slice(op.integer("begin"), op.optional_integer("end"))
-    if is_dynamic(size):
-        start, stop = _dynamic_bounds(op, axis, bounds.start, bounds.stop, 1)
-        return _cut(op[0], [axis], [start], [stop])
-    start, stop, _ = bounds.indices(size)
-    if start >= stop:
-        op.refuse(f"its slice of axis {axis} of size {size} is empty")
-    return R.strided_slice(op[0], [axis], [start], [stop])
+    part = slice(op.integer("begin"), op.optional_integer("end"))
+    return op.graph.cut(op[0], {axis: _checked(op, axis, part)})
 
 
-def _slice_like(op: Op) -> Expr:
+def _slice_like(op: Op) -> Value:
     like = op.sizes(1)
     axes = [op.axis(axis) for axis in op.integers("axes", ())] or list(range(len(like)))
     for axis in axes:
         if axis >= len(like) or not op.ranges.is_certain(like[axis] <= op.sizes()[axis]):
             op.refuse(f"shape {shown(like)} cannot be cut from data of shape {shown(op.sizes())}")
-    return _cut(op[0], axes, [0] * len(axes), [like[axis] for axis in axes])
+    return op.graph.cut(op[0], {axis: slice(0, like[axis]) for axis in axes})
 
 
-def _crop(op: Op) -> Expr:
+def _crop(op: Op) -> Value:
     """`Crop`: a window of the last two axes, of size `h_w` or that of the second input."""
     count = op.integer("num_args", len(op))
     window = op.sizes(1)[2:] if count == 2 else op.integers("h_w", (0, 0))
-    offset = op.integers("offset", (0, 0))
+    offset: Sequence[IrSize] = op.integers("offset", (0, 0))
     op.ignore("h_w")
     size = op.sizes()[2:]
     if op.flag("center_crop", False):
@@ -354,20 +336,18 @@ def _crop(op: Op) -> Expr:
         for o, w, n in zip(offset, window, size, strict=True)
     ):
         op.refuse(f"a window of {shown(window)} at {shown(offset)} is not within {shown(size)}")
-    ends = [o + w for o, w in zip(offset, window, strict=True)]
-    return _cut(op[0], [2, 3], list(offset), ends)
+    parts = [slice(o, op.ranges.simplify(o + w)) for o, w in zip(offset, window, strict=True)]
+    return op.graph.cut(op[0], dict(enumerate(parts, 2)))
 
 
-def _gather(op: Op, data: Expr, axis: int, index: int, mode: str) -> Expr:
+def _gather(op: Op, data: Value, axis: int, index: int, mode: str) -> Value:
     """Return entries of `data` along `axis`; the dimensions of the positions replace the axis."""
-    shape = op.sizes(index)
-    flat = R.reshape(R.astype(op[index], "int64"), (math.prod(shape),))
-    data_shape = known_sizes(data)
-    taken = R.take(data, flat, axis=axis, mode=mode)
-    return R.reshape(taken, (*data_shape[:axis], *shape, *data_shape[axis + 1 :]))
+    shape = (*data.shape[:axis], *op.sizes(index), *data.shape[axis + 1 :])
+    result = data._replace(shape=shape)
+    return op.graph.add_own("Take", result, data.dtype, data, op[index], axis=axis, mode=mode)
 
 
-def _embedding(op: Op) -> Expr:
+def _embedding(op: Op) -> Value:
     rows, columns = op.integer("input_dim"), op.integer("output_dim")
     op.require("dtype", "float32", "weights must be float32")
     op.ignore("sparse_grad")
@@ -375,25 +355,25 @@ def _embedding(op: Op) -> Expr:
     return _gather(op, weight, 0, 0, "clip")
 
 
-def _take(op: Op) -> Expr:
+def _take(op: Op) -> Value:
     axis = op.axis(op.integer("axis", 0))
     mode = op.choice("mode", "clip", ("clip", "wrap"))
     return _gather(op, op[0], axis, 1, mode)
 
 
-def _pick_along(op: Op, axis: int, keep: bool, mode: str) -> Expr:
-    shape, index, length = op.sizes(), R.astype(op[1], "int32"), op.size(axis)
+def _pick_along(op: Op, axis: int, keep: bool, mode: str) -> Value:
+    before, length, after = op.sizes()[:axis], op.size(axis), op.sizes()[axis + 1 :]
+    positions = op.graph.cast(op[1], "int64")
     if mode == "wrap":
-        positions = R.floor_mod(index, relax.const(length, "int32"))
+        positions = op.add("Mod", positions, length)
     else:
-        last = relax.const(length - 1, "int32")
-        positions = R.minimum(R.maximum(index, relax.const(0, "int32")), last)
-    before, after = shape[:axis], shape[axis + 1 :]
-    taken = R.gather_elements(op[0], R.reshape(positions, (*before, 1, *after)), axis=axis)
-    return taken if keep else R.reshape(taken, before + after or (1,))
+        positions = op.add("Min", op.add("Max", positions, 0), length - 1)
+    positions = op.graph.reshape(positions, (*before, 1, *after))
+    taken = op.add("GatherElements", op[0], positions, axis=axis)
+    return taken if keep else op.graph.reshape(taken, before + after or (1,))
 
 
-def _pick(op: Op) -> Expr:
+def _pick(op: Op) -> Value:
     axis = op.optional_integer("axis", -1)
     if axis is None:
         op.refuse("axis=None is not supported")
@@ -401,40 +381,38 @@ def _pick(op: Op) -> Expr:
     return _pick_along(op, op.axis(axis), op.flag("keepdims", False), mode)
 
 
-def _gather_nd(op: Op) -> Expr:
-    """`gather_nd`: MXNet's indices have the coordinates on the first axis, those of Relax on the last."""
-    indices = R.permute_dims(R.astype(op[1], "int64"), [*range(1, op.rank(1)), 0])
-    count, zero = op.sizes(1)[0], relax.const(0, "int64")
-    sizes = op.sizes()[:count]
-    if all(isinstance(size, int) for size in sizes):
-        ends = R.add(indices, relax.const(np.array(sizes), "int64"))
-        indices = R.where(R.less(indices, zero), ends, indices)
-    return R.gather_nd(op[0], indices)
+def _gather_nd(op: Op) -> Value:
+    """`gather_nd`: MXNet's indices have the coordinates on the first axis, those of ONNX on the last."""
+    indices = op.graph.cast(op[1], "int64")
+    indices = op.graph.transpose(indices, [*range(1, op.rank(1)), 0])
+    ends = op.add("Add", indices, op.graph.integers(op.sizes()[: op.size(0, 1)]))
+    indices = op.add("Where", op.add("Less", indices, 0), ends, indices)
+    return op.add("GatherND", op[0], indices)
 
 
-def _one_hot(op: Op) -> Expr:
+def _one_hot(op: Op) -> Value:
     depth = op.integer("depth")
+    op.check_constant(depth)
     dtype = op.choice("dtype", "float32", DTYPES)
     on, off = op.number("on_value", 1.0), op.number("off_value", 0.0)
-    positions = relax.const(np.arange(depth, dtype="int32"), "int32")
-    hot = R.equal(R.expand_dims(R.astype(op[0], "int32"), op.rank()), positions)
-    return R.where(hot, relax.const(on, dtype), relax.const(off, dtype))
+    indices = op.graph.reshape(op.graph.cast(op[0], "int64"), (*op.sizes(), 1))
+    hot = op.add("Equal", indices, op.graph.integers(range(depth)))
+    return op.add("Where", hot, op.scalar(on, dtype), op.scalar(off, dtype))
 
 
 # ---------------------------------------------------------------- constants
 
 
 def _fill(value: float) -> Converter:
-    def convert(op: Op) -> Expr:
+    def convert(op: Op) -> Value:
         shape = op.integers("shape", ()) or (1,)
-        dtype = op.choice("dtype", "float32", DTYPES)
-        return R.full(shape, relax.const(value, dtype), dtype)
+        return op.filled(value, shape, op.choice("dtype", "float32", DTYPES))
 
     return convert
 
 
 def _fill_like(value: float) -> Converter:
-    return lambda op: R.full(op.sizes(), op.scalar(value), op.dtype())
+    return lambda op: op.filled(value, op.sizes(), op.dtype())
 
 
 def _arange_values(start: float, step: float, count: int, repeat: int, dtype: str) -> Any:
@@ -443,7 +421,7 @@ def _arange_values(start: float, step: float, count: int, repeat: int, dtype: st
     return np.repeat(np.dtype(dtype).type(start) + steps, repeat).astype(dtype)
 
 
-def _arange(op: Op) -> Expr:
+def _arange(op: Op) -> Value:
     """`arange`: without `stop`, from 0 to `start`; each value `repeat` times."""
     start, step, repeat = op.number("start"), op.number("step", 1.0), op.integer("repeat", 1)
     if not step:
@@ -455,33 +433,34 @@ def _arange(op: Op) -> Expr:
     count = max(math.ceil((stop - start) / step), 0)
     op.check_constant(count * max(repeat, 1))
     dtype = op.choice("dtype", "float32", DTYPES)
-    return relax.const(_arange_values(start, step, count, repeat, dtype), dtype)
+    return op.graph.constant(_arange_values(start, step, count, repeat, dtype))
 
 
-def _arange_like(op: Op) -> Expr:
+def _arange_like(op: Op) -> Value:
     """`contrib.arange_like`: as many values as the data or one of its axes has."""
     axis, repeat = op.optional_integer("axis"), op.integer("repeat", 1)
     shape = op.sizes() if axis is None else (op.sizes()[op.axis(axis)],)
     total = math.prod(shape)
     if is_dynamic(total) and repeat == 1 and op.dtype() == "float32":
-        places = R.astype(R.arange(0, total, 1, "int64"), op.dtype())
-        step, start = op.scalar(op.number("step", 1.0)), op.scalar(op.number("start", 0.0))
-        return R.reshape(op.emit(places) * step + start, shape)
+        ends = [op.graph.reshape(op.graph.integers([n]), ()) for n in (0, total, 1)]
+        places = op.graph.cast(op.add("Range", *ends), op.dtype())
+        values = op.add("Mul", places, op.number("step", 1.0))
+        return op.graph.reshape(op.add("Add", values, op.number("start", 0.0)), shape)
     shape = op.fixed(shape)
     total = math.prod(shape)
     op.check_constant(total)
     values = _arange_values(
         op.number("start", 0.0), op.number("step", 1.0), -(-total // repeat), repeat, op.dtype()
     )
-    return relax.const(values[:total].reshape(shape), op.dtype())
+    return op.graph.constant(values[:total].reshape(shape))
 
 
-def _eye(op: Op) -> Expr:
+def _eye(op: Op) -> Value:
     rows, offset = op.integer("N"), op.integer("k", 0)
     columns = op.integer("M", 0) or rows
     op.check_constant(rows * columns)
     dtype = op.choice("dtype", "float32", DTYPES)
-    return relax.const(np.eye(rows, columns, offset, dtype=dtype), dtype)
+    return op.graph.constant(np.eye(rows, columns, offset, dtype=dtype))
 
 
 CONVERTERS: Final[dict[str, Converter]] = {
@@ -491,11 +470,11 @@ CONVERTERS: Final[dict[str, Converter]] = {
     **dict.fromkeys(_COPIES, lambda op: op[0]),
     **dict.fromkeys(
         ("Concat", "concat", "_rnn_param_concat"),
-        lambda op: R.concat(op.all_inputs(), axis=op.axis(op.integer("dim", 1))),
+        lambda op: op.add("Concat", *op.all_inputs(), axis=op.axis(op.integer("dim", 1))),
     ),
     **dict.fromkeys(
         ("Flatten", "flatten"),
-        lambda op: R.reshape(op[0], (op.sizes()[0], math.prod(op.sizes()[1:]))),
+        lambda op: op.graph.reshape(op[0], (op.sizes()[0], math.prod(op.sizes()[1:]))),
     ),
     **dict.fromkeys(("Pad", "pad"), _pad),
     **dict.fromkeys(("Reshape", "reshape"), _reshape),
@@ -509,16 +488,14 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "_split_v2": _split_v2,
     "broadcast_like": _broadcast_like,
     "broadcast_to": _broadcast_to,
-    "depth_to_space": _depth_to_space,
-    "expand_dims": lambda op: R.expand_dims(op[0], op.axis(op.integer("axis"), op.rank() + 1)),
+    "depth_to_space": _block_converter("DepthToSpace"),
+    "expand_dims": _expand_dims,
     "repeat": _repeat,
     "reshape_like": _reshape_like,
-    "space_to_depth": _space_to_depth,
+    "space_to_depth": _block_converter("SpaceToDepth"),
     "squeeze": _squeeze,
-    "stack": lambda op: R.stack(
-        op.all_inputs(), axis=op.axis(op.integer("axis", 0), op.rank() + 1)
-    ),
-    "tile": lambda op: R.tile(op[0], list(op.integers("reps"))),
+    "stack": _stack,
+    "tile": _tile,
     "transpose": _transpose,
     "Crop": _crop,
     "Embedding": _embedding,
@@ -539,7 +516,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "_zeros": _fill(0.0),
     "_zeros_without_dtype": _fill(0.0),
     "ones_like": _fill_like(1.0),
-    "shape_array": lambda op: relax.const(np.array(op.shape(), "int64"), "int64"),
-    "size_array": lambda op: relax.const(np.array([math.prod(op.shape())], "int64"), "int64"),
+    "shape_array": lambda op: op.graph.integers(op.shape()),
+    "size_array": lambda op: op.graph.integers([math.prod(op.shape())]),
     "zeros_like": _fill_like(0.0),
 }

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tvmflow.custom_operators.loading import Operators
-
-    Array = np.ndarray[Any, Any]
+    from tvmflow.frontends.onnx.graph import Place
 
 
 # ---------------------------------------------------------------- the symbol
@@ -113,6 +112,8 @@ def _node(raw: dict[str, Any]) -> Node:
         attrs.update({str(name): str(value) for name, value in (raw.get(key) or {}).items()})
     if not (isinstance(raw["op"], str) and isinstance(raw["name"], str)):
         raise TypeError("the operator or the name of a node is not a string")
+    # half a surrogate pair cannot be written to an ONNX model
+    "".join((raw["op"], raw["name"], *attrs, *attrs.values())).encode()
     return Node(raw["op"], raw["name"], attrs, tuple(_entry(entry) for entry in raw["inputs"]))
 
 
@@ -187,6 +188,11 @@ def count_outputs(symbol: Symbol, index: int) -> int:
     )
 
 
+def custom_attributes(node: Node) -> dict[str, Any]:
+    """Return the arguments of a `Custom`, which MXNet stores as strings."""
+    return {k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")}
+
+
 def describe_node(
     node: Node, operator: Operator, outputs: int, inputs: Sequence[Tensor | None] = ()
 ) -> CustomNode:
@@ -194,8 +200,7 @@ def describe_node(
         operator=operator.name,
         domain=DOMAIN,
         version=1,
-        # MXNet stores the arguments as strings
-        attributes={k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")},
+        attributes=custom_attributes(node),
         inputs=tuple(inputs),
         outputs=outputs,
     )
@@ -239,10 +244,18 @@ _MAX_ELEMENTS: Final = 1 << 56
 # A higher rank than NumPy's limit means that the bytes are not an array.
 
 
+class Weight(NamedTuple):
+    """An array of a checkpoint, mapped from the file, and its place there."""
+
+    array: np.ndarray[Any, Any]
+    place: Place
+
+
 class _Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    offset: int
 
 
 class _Reader:
@@ -286,11 +299,15 @@ class _Reader:
             fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
         )
 
+    @property
+    def offset(self) -> int:
+        return self._at
+
     def is_at_end(self) -> bool:
         return self._at == len(self._data)
 
 
-def read_params(path: Path) -> dict[str, Array]:
+def read_params(path: Path) -> dict[str, Weight]:
     """Return the arrays of a checkpoint by name, without the prefixes `arg:` and `aux:`.
 
     Raises:
@@ -298,17 +315,17 @@ def read_params(path: Path) -> dict[str, Array]:
     """
     import numpy as np
 
-    params: dict[str, Array] = {}
+    from tvmflow.frontends.onnx.graph import Place
+
+    params: dict[str, Weight] = {}
     for name, stored in _read_stored(path).items():
         if isinstance(stored, str):
             raise ImportFailed(
                 f"{path.name}: {quoted(name)} cannot be imported: {stored}",
                 fix="store the array densely (`array.tostype('default')`) as float32 and save the checkpoint again",
             )
-        dtype = np.dtype(stored.dtype)
-        array = np.frombuffer(stored.data, dtype.newbyteorder("<")).reshape(stored.shape)
-        # The copy is aligned and writable, and does not keep the whole file in memory.
-        params[name] = array.astype(dtype)
+        array = np.frombuffer(stored.data, np.dtype(stored.dtype)).reshape(stored.shape)
+        params[name] = Weight(array, Place(str(path), stored.offset, stored.data.nbytes))
     return params
 
 
@@ -370,8 +387,9 @@ def _read_array(reader: _Reader, what: str) -> _Stored | str:
         return "it was saved without a value"
     reader.take(8, f"the device of {what}")
     dtype, width = _dtype(reader, what)
+    offset = reader.offset
     data = reader.take(math.prod(shape) * width, f"the data of {what}")
-    return "its type is bfloat16" if dtype == _BFLOAT16 else _Stored(dtype, shape, data)
+    return "its type is bfloat16" if dtype == _BFLOAT16 else _Stored(dtype, shape, data, offset)
 
 
 def _dtype(reader: _Reader, what: str) -> tuple[str, int]:

@@ -1,37 +1,35 @@
-"""Builds the Relax function of an MXNet symbol, node by node."""
+"""Converts an MXNet symbol to ONNX, node by node, and imports it."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tvm import relax, tirx
-
-from tvmflow.core.errors import ImportFailed, StageError
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Size, TensorSpec
+from tvmflow.core.types import TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.custom_operators.loading import Operators
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, SizeRanges, tensor_spec
-from tvmflow.frontends._emission import NodeNames, call_operator, explain_failure
-from tvmflow.frontends._reference_process import Array
-from tvmflow.frontends.base import DYNAMIC_FIX, MAX_ELEMENTS, LoadedModel, number_repeated
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure
+from tvmflow.frontends._onnx_graph import Graph, Value, import_graph
+from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel, number_repeated
 from tvmflow.frontends.frontend import ImportCall
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import (
     CUSTOM,
+    DOMAIN,
     Node,
     Symbol,
+    Weight,
     count_outputs,
-    describe_node,
+    custom_attributes,
     find_operator,
     label,
 )
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op
-from tvmflow.graph.dynamic_shapes import is_dynamic, read_size, same_sizes, sizes_of
+from tvmflow.frontends.mxnet._op import Converter, Op
+from tvmflow.frontends.onnx.custom_nodes import CustomNodes
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arithmetic.CONVERTERS,
@@ -75,7 +73,7 @@ _NUMBERED: Final = frozenset(
 
 
 def build(
-    symbol: Symbol, params: Mapping[str, Array], call: ImportCall, operators: Operators
+    symbol: Symbol, params: Mapping[str, Weight], call: ImportCall, operators: Operators
 ) -> LoadedModel:
     """Return the model of a symbol; inner tensors come after its outputs."""
     output_count = len(symbol.heads)
@@ -85,99 +83,70 @@ def build(
     _check_operators(symbol, live, operators)
     _check_names(symbol, live, params, call.inputs)
 
+    graph = Graph(call.dimensions)
     free = tuple(spec for spec in call.inputs if spec.name not in call.bound)
-    symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in call.dimensions}
-    variables = {
-        spec.name: _variable(spec.name, spec.sizes or spec.shape, spec.dtype, symbols)
-        for spec in free
-    }
-    names = (symbol.nodes[index].name for index in live if symbol.nodes[index].op == "null")
-    known = {*variables, *call.bound}
-    weights = {name: params[name] for name in names if name not in known}
-    for name, array in weights.items():
-        variables[name] = _variable(name, array.shape, str(array.dtype), {})
-
-    builder = relax.BlockBuilder()
-    nodes = NodeNames(builder)
-    constants = {name: relax.const(array) for name, array in call.bound.items()}
-    graph = _Graph(
-        symbol=symbol,
-        operators=operators,
-        ranges=SizeRanges(call.dimensions),
-        builder=builder,
-        nodes=nodes,
-    )
-    results: list[Expr] = []
-    failure: StageError | None = None
-    with builder.function("main", attrs={"num_input": len(free)}):
-        with builder.dataflow():
-            try:
-                results = graph.emit(live, {**variables, **constants})
-            except StageError as error:
-                failure = error
-        # The function is finished after a failure too, since TVM warns of an unfinished builder.
-        result = results[0] if len(results) == 1 else relax.Tuple(results)
-        builder.emit_func_output(result, list(variables.values()))
-    if failure:
-        raise failure
-    mod = builder.finalize()
-    largest = {entry.name: entry.max for entry in call.dimensions}
-    outputs = tuple(
-        tensor_spec(name, result.ty, largest)
-        for name, result in zip(_output_names(symbol), results, strict=True)
-    )
-    return LoadedModel(
-        mod=mod,
-        params=weights,
-        inputs=free,
-        outputs=outputs[:output_count],
-        tensors=outputs[output_count:],
-        nodes=nodes.take(mod),
-    )
+    variables = {spec.name: graph.input(spec) for spec in free}
+    variables |= {name: graph.constant(array) for name, array in call.bound.items()}
+    for node in (symbol.nodes[index] for index in live):
+        if node.op == "null" and node.name not in variables:
+            array, place = params[node.name]
+            variables[node.name] = graph.constant(array, name=node.name)._replace(place=place)
+    names = list(_output_names(symbol))
+    custom = CustomNodes(operators)
+    results = _Conversion(symbol, operators, graph, custom).convert(live, variables)
+    # ONNX has no output of the name of an input
+    outputs = [graph.new_name(name) for name in names]
+    model = graph.finish(list(zip(outputs, results, strict=True)))
+    loaded = import_graph(model, len(names) - output_count, free, call, custom)
+    specs = zip(names, (*loaded.outputs, *loaded.tensors), strict=True)
+    named = tuple(spec._replace(name=name) for name, spec in specs)
+    return loaded._replace(outputs=named[:output_count], tensors=named[output_count:])
 
 
-class _Graph(NamedTuple):
-    """A graph to convert, and the state of its conversion."""
+class _Conversion(NamedTuple):
+    """A symbol to convert, and the graph that it becomes."""
 
     symbol: Symbol
     operators: Operators
-    ranges: SizeRanges
-    builder: relax.BlockBuilder
-    nodes: NodeNames
+    graph: Graph
+    custom: CustomNodes
 
-    def emit(self, live: Sequence[int], variables: Mapping[str, Expr]) -> list[Expr]:
-        """Emit the nodes that inference needs, in order, and return the outputs."""
-        values: dict[int, list[Expr]] = {}
+    def convert(self, live: Sequence[int], variables: Mapping[str, Value]) -> list[Value]:
+        """Convert the nodes that inference needs, in order, and return the outputs."""
+        values: dict[int, list[Value]] = {}
         for index in live:
             node = self.symbol.nodes[index]
-            if node.op == "null":
-                values[index] = [variables[node.name]]
-                self.ranges.see(sizes_of(variables[node.name]) or ())
-            else:
-                values[index] = self._convert(index, node, values)
-                self.nodes.mark(node.name, values[index])
-        outputs = [self._pick(values, index, output) for index, output in self.symbol.heads]
-        return list(map(self.builder.emit_output, outputs))
+            is_variable = node.op == "null"
+            values[index] = (
+                [variables[node.name]] if is_variable else self._convert(index, node, values)
+            )
+        return [self._pick(values, index, output) for index, output in self.symbol.heads]
 
-    def _convert(self, index: int, node: Node, values: Mapping[int, Sequence[Expr]]) -> list[Expr]:
+    def _convert(
+        self, index: int, node: Node, values: Mapping[int, Sequence[Value]]
+    ) -> list[Value]:
         inputs = [
             self._pick(values, source, output) if _reads(node, place) else None
             for place, (source, output) in enumerate(node.inputs)
         ]
         names = [self.symbol.nodes[source].name for source, _ in node.inputs]
-        op = Op(node, inputs, names, self.builder, self.ranges)
+        self.graph.prefix = node.name
+        op = Op(node, inputs, names, self.graph)
         operator = find_operator(node, self.operators)
         if operator is None:
             return _convert(node, op)
         for position in filter(op.reads, range(len(inputs))):
             op.shape(position)
-        described = describe_node(node, operator, count_outputs(self.symbol, index))
-        outputs = [""] * described.outputs
-        return call_operator(
-            self.operators, operator, described, quoted(node.name), inputs, outputs, self.builder
+        count = count_outputs(self.symbol, index)
+        return self.graph.add_custom(
+            (DOMAIN, operator.name),
+            count,
+            list(filter(None, inputs)),
+            custom_attributes(node),
+            self.custom,
         )
 
-    def _pick(self, values: Mapping[int, Sequence[Expr]], index: int, output: int) -> Expr:
+    def _pick(self, values: Mapping[int, Sequence[Value]], index: int, output: int) -> Value:
         if output >= len(values[index]):
             node = self.symbol.nodes[index]
             raise ImportFailed(
@@ -284,7 +253,7 @@ def _check_operators(symbol: Symbol, live: Sequence[int], operators: Operators) 
 
 
 def _check_names(
-    symbol: Symbol, live: Sequence[int], params: Mapping[str, Array], inputs: Sequence[TensorSpec]
+    symbol: Symbol, live: Sequence[int], params: Mapping[str, object], inputs: Sequence[TensorSpec]
 ) -> None:
     """Check that each variable is an input or a parameter, and each input of the recipe a variable."""
     variables = [symbol.nodes[i].name for i in live if symbol.nodes[i].op == "null"]
@@ -313,48 +282,16 @@ def _check_names(
         )
 
 
-def _variable(name: str, sizes: Sequence[Size], dtype: str, symbols: Mapping[str, Any]) -> Expr:
-    shape = [read_size(size, symbols) for size in sizes]
-    return relax.Var(name, relax.TensorType(shape, dtype))
-
-
-def _convert(node: Node, op: Op) -> list[Expr]:
+def _convert(node: Node, op: Op) -> list[Value]:
     try:
         converted = CONVERTERS[node.op](op)
         op.check_all_read()
-        results = converted if isinstance(converted, list) else [converted]
-        emitted = [r if isinstance(r, relax.Var) else op.builder.emit(r) for r in results]
-        return [_checked(op, result) for result in emitted]
+        return converted if isinstance(converted, list) else [converted]
     except ImportFailed:
         raise
     except DynamicShapeProblem as error:
         op.refuse(str(error), fix=DYNAMIC_FIX)
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        # errors for dynamic shapes only say that they are dynamic
-        shapes = [list(op.shape(index)) for index in range(len(op)) if op.reads(index)]
-        # TVM and NumPy raise these for shapes, types or values that do not fit.
-        reason = explain_failure(error, names_text([str(shape) for shape in shapes]))
+    except Exception as error:
+        # ONNX, TVM and NumPy raise many kinds of errors for shapes, types or values that do not fit.
+        reason = explain_failure(error, op.shapes_text())
         op.refuse(reason, fix="correct the model, or end it before this operator")
-
-
-def _checked(op: Op, result: Expr) -> Expr:
-    """Return a result of known sizes, in the form that earlier tensors of equal sizes have."""
-    sizes = sizes_of(result)
-    if sizes is not None and not any(map(is_dynamic, sizes)):
-        if math.prod(sizes) > MAX_ELEMENTS:
-            op.refuse(f"its result has the shape {sizes}, which has more than 2^31 elements")
-        return result
-    if sizes is None or not op.ranges.check_result(sizes):
-        raise DynamicShapeProblem(
-            f"{op.ranges.unknown_text()}; its inputs have the shapes {op.shapes_text()}"
-        )
-    seen = [op.ranges.as_seen(size) for size in sizes]
-    op.ranges.see(seen)
-    return result if same_sizes(seen, sizes) else op.builder.emit(relax.op.reshape(result, seen))

@@ -8,29 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from tvm import relax
 
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
-from tvmflow.frontends.mxnet._op import (
-    Converter,
-    Expr,
-    Op,
-    broadcast_along,
-    per_axis,
-    shown,
-    spatial_rank,
-)
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, sizes_of
-from tvmflow.graph.ir_operators import BoxNms, MultiboxDetection
-
-R = relax.op
-
+from tvmflow.frontends._onnx_graph import NOTHING, Value
+from tvmflow.frontends.mxnet._op import Converter, Op, per_axis, shown, spatial_rank
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 
 # ---------------------------------------------------------------- convolutions and fully connected layers
-
-
-_CONV: Final = {1: R.nn.conv1d, 2: R.nn.conv2d, 3: R.nn.conv3d}
-_DECONV: Final = {1: R.nn.conv1d_transpose, 2: R.nn.conv2d_transpose, 3: R.nn.conv3d_transpose}
 
 
 def _kernel(op: Op) -> tuple[int, ...]:
@@ -40,45 +24,44 @@ def _kernel(op: Op) -> tuple[int, ...]:
     return kernel
 
 
-def _add_bias(op: Op, out: Expr, filters: int, *, no_bias: bool) -> Expr:
-    """Return the result with the bias of each filter, unless `no_bias` (by default as given here) is set."""
-    if op.flag("no_bias", no_bias):
-        return out
-    return out + broadcast_along(op.expect_shape(2, (filters,)), 1, op.rank())
+def _with_bias(op: Op, filters: int, *, no_bias: bool) -> list[Value]:
+    """Return the bias of each filter, unless `no_bias` (by default as given here) is set."""
+    return [] if op.flag("no_bias", no_bias) else [op.expect_shape(2, (filters,))]
 
 
-def _convolution(op: Op) -> Expr:
+def _convolution(op: Op) -> Value:
     kernel = _kernel(op)
     dims = len(kernel)
     filters, groups = op.integer("num_filter"), op.integer("num_group", 1)
     weight = op.expect_shape(1, (filters, op.size(1) // groups, *kernel))
-    out = _CONV[dims](
-        op[0],
-        weight,
+    return op.add(
+        "Conv",
+        *(op[0], weight, *_with_bias(op, filters, no_bias=False)),
+        kernel_shape=kernel,
         strides=per_axis(op, "stride", dims, 1),
-        padding=per_axis(op, "pad", dims, 0) * 2,
-        dilation=per_axis(op, "dilate", dims, 1),
-        groups=groups,
+        pads=per_axis(op, "pad", dims, 0) * 2,
+        dilations=per_axis(op, "dilate", dims, 1),
+        group=groups,
     )
-    return _add_bias(op, out, filters, no_bias=False)
 
 
-def _fully_connected(op: Op) -> Expr:
+def _fully_connected(op: Op) -> Value:
     """`FullyConnected`: data · weightᵀ + bias; `flatten` joins all axes but the first."""
     data, rest = op[0], op.sizes()[-1:]
     if op.flag("flatten", True) and op.rank() != 2:
         rest = op.sizes()[1:]
-        data = R.reshape(data, (op.sizes()[0], math.prod(rest)))
+        data = op.graph.reshape(data, (op.sizes()[0], math.prod(rest)))
     width = math.prod(op.fixed(rest))
     hidden = op.integer("num_hidden")
     weight = op.expect_shape(1, (hidden, width))
-    out = R.matmul(data, R.permute_dims(weight, [1, 0]))
-    if op.flag("no_bias", False):
-        return out
-    return out + op.expect_shape(2, (hidden,))
+    bias = _with_bias(op, hidden, no_bias=False)
+    if data.rank == 2:
+        return op.add("Gemm", data, weight, *bias, transB=1)
+    out = op.add("MatMul", data, op.graph.transpose(weight, [1, 0]))
+    return op.add("Add", out, *bias) if bias else out
 
 
-def _deconvolution(op: Op) -> Expr:
+def _deconvolution(op: Op) -> Value:
     """`Deconvolution`: a transposed convolution; its weight is (input channels, filters / groups, kernel)."""
     kernel = _kernel(op)
     dims = len(kernel)
@@ -92,16 +75,16 @@ def _deconvolution(op: Op) -> Expr:
         )
     if any(a >= s for a, s in zip(adj, stride, strict=True)):
         op.refuse(f"adj {adj} must be smaller than stride {stride}")
-    out = _DECONV[dims](
-        op[0],
-        weight,
+    return op.add(
+        "ConvTranspose",
+        *(op[0], weight, *_with_bias(op, filters, no_bias=True)),
+        kernel_shape=kernel,
         strides=stride,
-        padding=pad * 2,
+        pads=pad * 2,
         output_padding=adj,
-        dilation=dilate,
-        groups=groups,
+        dilations=dilate,
+        group=groups,
     )
-    return _add_bias(op, out, filters, no_bias=True)
 
 
 def _deconvolution_padding(
@@ -128,11 +111,7 @@ def _deconvolution_padding(
 # ---------------------------------------------------------------- pooling
 
 
-_MAX_POOL: Final = {1: R.nn.max_pool1d, 2: R.nn.max_pool2d, 3: R.nn.max_pool3d}
-_AVG_POOL: Final = {1: R.nn.avg_pool1d, 2: R.nn.avg_pool2d, 3: R.nn.avg_pool3d}
-
-
-def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
+def _pool(op: Op, pools: Mapping[str, _Pool]) -> Value:
     dims = spatial_rank(op)
     size = op.sizes()[2:]
     if any(map(is_dynamic, size)):
@@ -157,7 +136,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     return pools[kind](op, windows)
 
 
-def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
+def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Value:
     """Pool images of dynamic size: the divisor must be the same at all sizes."""
     dims, size = spatial_rank(op), op.sizes()[2:]
     kind = op.choice("pool_type", "max", tuple(pools))
@@ -166,7 +145,7 @@ def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
         op.ignore("kernel", "stride", "pad", "pooling_convention")
         if kind not in _GLOBAL_POOLS:
             op.fixed(size)
-        return _GLOBAL_POOLS[kind](op[0], list(range(2, op.rank())), keepdims=True)
+        return op.reduce(_GLOBAL_POOLS[kind], op[0], range(2, op.rank()), keep=True)
     kernel, stride, before, convention = _read_windows(op, dims)
     rests = [n + 2 * b - k for n, b, k in zip(size, before, kernel, strict=True)]
     is_whole = all(
@@ -177,15 +156,15 @@ def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     )
     is_rounded_up = convention == "full" and not is_whole
     if kind == "max":
-        return windows.pool(_MAX_POOL, op[0], ceil_mode=is_rounded_up)
+        return windows.pool(op, "MaxPool", op[0], ceil_mode=int(is_rounded_up))
     if is_rounded_up:
         raise DynamicShapeProblem(
             f"its last window (pooling_convention=full) differs between sizes; let them be multiples "
             f"of {math.lcm(*stride)} (`multiple_of`)"
         )
     if kind == "avg" and pools[kind] is _average_pool:
-        includes = op.flag("count_include_pad", True)
-        return windows.pool(_AVG_POOL, op[0], count_include_pad=includes)
+        includes = int(op.flag("count_include_pad", True))
+        return windows.pool(op, "AveragePool", op[0], count_include_pad=includes)
     return pools[kind](op, windows)
 
 
@@ -210,14 +189,15 @@ class _Windows(NamedTuple):
     after: tuple[int, ...]
     out: tuple[IrSize, ...]
 
-    def pool(self, operator: Mapping[int, Any], data: Expr, **options: Any) -> Expr:
-        """Return the result of a Relax pooling over these windows."""
-        padding = self.before + self.after
-        return operator[len(self.kernel)](data, self.kernel, self.stride, padding, **options)
+    def pool(self, op: Op, operator: str, data: Value, **options: int) -> Value:
+        """Return the result of a pooling operator over these windows."""
+        pads = self.before + self.after
+        shape = {"kernel_shape": self.kernel, "strides": self.stride, "pads": pads}
+        return op.add(operator, data, **shape, **options)
 
-    def mean(self, data: Expr) -> Expr:
-        """Return the mean of each window, in which padding counts as zeros."""
-        return self.pool(_AVG_POOL, data, count_include_pad=True)
+    def mean(self, op: Op) -> Value:
+        """Return the mean of each window of the data, in which padding counts as zeros."""
+        return self.pool(op, "AveragePool", op[0], count_include_pad=1)
 
     def counts(self, padded: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
         """Return how many positions of each window lie within the data and `padded` positions around it."""
@@ -231,39 +211,37 @@ class _Windows(NamedTuple):
         return counts
 
 
-def _average_pool(op: Op, windows: _Windows) -> Expr:
+def _average_pool(op: Op, windows: _Windows) -> Value:
     """Divide by the positions within the data and its declared padding; `full` convention adds none."""
     padded = windows.before if op.flag("count_include_pad", True) else (0,) * len(windows.kernel)
     counts = windows.counts(padded, op.dtype())
     window_size = math.prod(windows.kernel)
+    mean = windows.mean(op)
     if (counts == window_size).all():
-        return windows.mean(op[0])
-    return windows.mean(op[0]) * relax.const(window_size / counts)
+        return mean
+    return op.add("Mul", mean, op.graph.constant(window_size / counts, op.dtype()))
 
 
-def _lp_pool(op: Op, windows: _Windows) -> Expr:
+def _lp_pool(op: Op, windows: _Windows) -> Value:
     """Return `(Σ |x|^p)^(1/p)` of each window."""
     power = op.integer("p_value")
     if power not in (1, 2, 3):
         op.refuse(f"p_value={power} is not supported, only 1, 2 and 3")
-    size = R.abs(op[0])
-    mean = windows.mean(R.power(size, op.scalar(power)) if power > 1 else size)
-    total = mean * op.scalar(math.prod(windows.kernel))
-    return R.power(total, op.scalar(1 / power)) if power > 1 else total
+    return windows.pool(op, "LpPool", op[0], p=power)
 
 
-_Pool = Callable[[Op, _Windows], Expr]
+_Pool = Callable[[Op, _Windows], Value]
 
 
-_GLOBAL_POOLS: Final = {"max": R.max, "avg": R.mean, "sum": R.sum}
+_GLOBAL_POOLS: Final = {"max": "ReduceMax", "avg": "ReduceMean", "sum": "ReduceSum"}
 _POOLS: Final[dict[str, _Pool]] = {
-    "max": lambda op, windows: windows.pool(_MAX_POOL, op[0]),
+    "max": lambda op, windows: windows.pool(op, "MaxPool", op[0]),
     "avg": _average_pool,
-    "sum": lambda op, windows: windows.mean(op[0]) * op.scalar(math.prod(windows.kernel)),
+    "sum": lambda op, windows: op.add("Mul", windows.mean(op), math.prod(windows.kernel)),
     "lp": _lp_pool,
 }
 # `Pooling_v1` divides every average by the size of the full window, also at the border.
-_POOLS_V1: Final[dict[str, _Pool]] = {**_POOLS, "avg": lambda op, windows: windows.mean(op[0])}
+_POOLS_V1: Final[dict[str, _Pool]] = {**_POOLS, "avg": lambda op, windows: windows.mean(op)}
 
 
 # The number of windows by convention: (size, kernel, stride, padding) -> count.
@@ -273,10 +251,13 @@ _OUTPUT_SIZES: Final[dict[str, Callable[[int, int, int, int], int]]] = {
 }
 
 
-def _adaptive_avg_pooling(op: Op) -> Expr:
+def _adaptive_avg_pooling(op: Op) -> Value:
     """`contrib.AdaptiveAvgPooling2D`: a single number in `output_size` is for both dimensions."""
+    op.expect_rank(4)
     size = op.integers("output_size", (1,)) or (1,)
-    return R.nn.adaptive_avg_pool2d(op[0], output_size=size if len(size) == 2 else size * 2)
+    size = size if len(size) == 2 else size * 2
+    result = op[0]._replace(shape=(*op.sizes()[:2], *size))
+    return op.graph.add_own("AdaptiveAveragePool", result, op.dtype(), op[0], output_size=size)
 
 
 # ---------------------------------------------------------------- normalization
@@ -287,62 +268,58 @@ def gamma_is_fixed(attrs: Mapping[str, str]) -> bool:
     return str(attrs.get("fix_gamma", "True")).lower() in ("true", "1")
 
 
-def _batch_norm(op: Op) -> Expr:
+def _batch_norm(op: Op) -> Value:
     """`BatchNorm`: `data · s + (beta − mean · s)` with `s = gamma / sqrt(var + eps)`.
 
-    s and the second part depend on weights only, and are computed at build time.
+    s and the second part depend on weights only, and are computed at once.
     """
     axis = op.axis(op.integer("axis", 1))
     op.ignore("fix_gamma", "use_global_stats", "output_mean_var")
     size = (op.size(axis),)
     gamma = op.expect_shape(1, size) if op.reads(1) else op.scalar(1.0)
     beta, mean, var = (op.expect_shape(index, size) for index in (2, 3, 4))
-    scale = op.emit(gamma / R.sqrt(var + op.scalar(op.number("eps", 1e-3))))
-    shift = beta - mean * scale
-    rank = op.rank()
-    return op[0] * broadcast_along(scale, axis, rank) + broadcast_along(shift, axis, rank)
+    deviation = op.add("Sqrt", op.add("Add", var, op.number("eps", 1e-3)))
+    scale = op.add("Div", gamma, deviation)
+    shift = op.add("Sub", beta, op.add("Mul", mean, scale))
+    return op.add("Add", op.add("Mul", op[0], op.along(scale, axis)), op.along(shift, axis))
 
 
-def _standardize(op: Op, value: Expr, axes: Sequence[int], eps: float) -> Expr:
-    """Return `(x − mean) / sqrt(var + eps)` over `axes`."""
-    value = op.emit(value)
-    centered = op.emit(value - R.mean(value, list(axes), keepdims=True))
-    var = R.mean(centered * centered, list(axes), keepdims=True)
-    return centered / R.sqrt(var + op.scalar(eps))
-
-
-def _scale_and_shift(op: Op, normal: Expr, axis: int) -> Expr:
-    """Return `normal · gamma + beta`, which have one value for each position along `axis`."""
-    size = (op.size(axis),)
-    gamma, beta = (broadcast_along(op.expect_shape(i, size), axis, op.rank()) for i in (1, 2))
-    return normal * gamma + beta
-
-
-def _layer_norm(op: Op) -> Expr:
-    axis = op.axis(op.integer("axis", -1))
+def _layer_norm(op: Op) -> Value:
+    axis, last = op.axis(op.integer("axis", -1)), op.rank() - 1
     op.ignore("output_mean_var")
-    normal = _standardize(op, op[0], [axis], op.number("eps", 1e-5))
-    return _scale_and_shift(op, normal, axis)
+    gamma, beta = (op.expect_shape(index, (op.size(axis),)) for index in (1, 2))
+    axes = list(range(op.rank()))
+    axes[axis], axes[last] = last, axis
+    data = op.graph.transpose(op[0], axes)
+    eps = op.number("eps", 1e-5)
+    normal = op.add("LayerNormalization", data, gamma, beta, axis=-1, epsilon=eps)
+    return op.graph.transpose(normal, axes)
 
 
-def _group_norm(op: Op) -> Expr:
+def _instance_norm(op: Op) -> Value:
+    gamma, beta = (op.expect_shape(index, (op.size(1),)) for index in (1, 2))
+    eps = op.number("eps", 1e-3)
+    return op.add("InstanceNormalization", op[0], gamma, beta, epsilon=eps)
+
+
+def _group_norm(op: Op) -> Value:
     """`GroupNorm`: gamma and beta have one value per group (MXNet up to 1.9) or per channel (later Gluon)."""
     op.ignore("output_mean_var")
     shape, groups = op.sizes(), op.integer("num_groups", 1)
-    batch, channels = shape[0], op.size(1)
+    channels, graph = op.size(1), op.graph
     if channels % groups:
         op.refuse(f"{channels} channels do not divide into num_groups={groups}")
-    grouped = (batch, groups, channels // groups, *shape[2:])
-    data, eps = R.reshape(op[0], grouped), op.number("eps", 1e-5)
-    normal = R.reshape(_standardize(op, data, range(2, len(grouped)), eps), shape)
-    affine = []
-    for index in (1, 2):
-        if op.shape(index) == (groups,) and groups != channels:
-            vector = R.repeat(op[index], channels // groups, axis=0)
-        else:
-            vector = op.expect_shape(index, (channels,))
-        affine.append(broadcast_along(vector, 1, len(shape)))
-    return normal * affine[0] + affine[1]
+    is_of_groups = op.shape(1) == op.shape(2) == (groups,)
+    affine = (
+        [op[1], op[2]] if is_of_groups else [op.filled(n, (groups,), op.dtype()) for n in (1, 0)]
+    )
+    data = graph.reshape(op[0], (shape[0], groups, channels // groups, *shape[2:]))
+    eps = op.number("eps", 1e-5)
+    normal = graph.reshape(op.add("InstanceNormalization", data, *affine, epsilon=eps), shape)
+    if is_of_groups:
+        return normal
+    gamma, beta = (op.along(op.expect_shape(index, (channels,)), 1) for index in (1, 2))
+    return op.add("Add", op.add("Mul", normal, gamma), beta)
 
 
 _L2_AXES: Final[dict[str, Callable[[int], range]]] = {
@@ -352,35 +329,32 @@ _L2_AXES: Final[dict[str, Callable[[int], range]]] = {
 }
 
 
-def _l2_normalization(op: Op) -> Expr:
+def _l2_normalization(op: Op) -> Value:
     """`L2Normalization`: `x / sqrt(Σ x² + eps)` over each instance, its channels or its positions."""
-    axes = list(op.lookup("mode", "instance", _L2_AXES)(op.rank()))
-    total = R.sum(op[0] * op[0], axes, keepdims=True)
-    return op[0] / R.sqrt(total + op.scalar(op.number("eps", 1e-10)))
+    axes = op.lookup("mode", "instance", _L2_AXES)(op.rank())
+    total = op.reduce("ReduceSumSquare", op[0], axes, keep=True)
+    return op.add("Div", op[0], op.add("Sqrt", op.add("Add", total, op.number("eps", 1e-10))))
 
 
-def _lrn(op: Op) -> Expr:
-    """`LRN`: `x / (knorm + alpha · mean of x² over nsize channels)^beta`.
-
-    The mean is a pooling along channels.
-    """
+def _lrn(op: Op) -> Value:
+    """`LRN`: `x / (knorm + alpha · mean of x² over nsize channels)^beta`."""
     size = op.integer("nsize")
     if size % 2 == 0:
         op.refuse(f"nsize={size} is even")
     op.expect_rank(4)
-    batch, channels, height, width = op.sizes()
-    squares = R.reshape(op[0] * op[0], (batch, 1, channels, height * width))
-    padding = (size // 2, 0, size // 2, 0)
-    mean = R.nn.avg_pool2d(squares, pool_size=(size, 1), padding=padding, count_include_pad=True)
-    knorm, alpha = op.scalar(op.number("knorm", 2.0)), op.scalar(op.number("alpha", 1e-4))
-    base = knorm + alpha * R.reshape(mean, op.sizes())
-    return op[0] / R.power(base, op.scalar(op.number("beta", 0.75)))
+    numbers = {"bias": op.number("knorm", 2.0), "alpha": op.number("alpha", 1e-4)}
+    return op.add("LRN", op[0], size=size, beta=op.number("beta", 0.75), **numbers)
 
 
 # ---------------------------------------------------------------- sampling of images
 
 
-def _up_sampling(op: Op) -> Expr:
+def _resize(op: Op, value: Value, size: Sequence[IrSize], **mode: str) -> Value:
+    sizes = op.graph.integers([*value.shape[:2], *size])
+    return op.add("Resize", value, NOTHING, NOTHING, sizes, **mode)
+
+
+def _up_sampling(op: Op) -> Value:
     """`UpSampling`: repeats each pixel so that all inputs get the size of the first one times `scale`."""
     scale = op.integer("scale")
     kind = op.choice("sample_type", "", ("nearest", "bilinear"))
@@ -388,7 +362,7 @@ def _up_sampling(op: Op) -> Expr:
         return _up_sampling_bilinear(op, scale)
     op.ignore("num_filter")
     mode = op.choice("multi_input_mode", "concat", ("concat", "sum"))
-    whole = [size * scale for size in op.sizes()[2:]]
+    whole = [op.ranges.simplify(size * scale) for size in op.sizes()[2:]]
     parts = []
     for index, value in enumerate(op.all_inputs()):
         size = op.sizes(index)[2:]
@@ -397,14 +371,14 @@ def _up_sampling(op: Op) -> Expr:
             whole, [n * part for n, part in zip(times, size, strict=True)]
         ):
             op.refuse(f"input {index} of size {shown(size)} does not divide {shown(whole)}")
-        rows = R.repeat(value, times[0], axis=2)
-        parts.append(R.repeat(rows, times[1], axis=3))
-    if len(parts) == 1:
-        return parts[0]
-    return R.concat(parts, axis=1) if mode == "concat" else functools.reduce(R.add, parts)
+        nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        parts.append(_resize(op, value, whole, mode="nearest", **nearest))
+    if mode == "concat" and len(parts) > 1:
+        return op.add("Concat", *parts, axis=1)
+    return functools.reduce(lambda a, b: op.add("Add", a, b), parts)
 
 
-def _up_sampling_bilinear(op: Op, scale: int) -> Expr:
+def _up_sampling_bilinear(op: Op, scale: int) -> Value:
     """Bilinear `UpSampling`: a deconvolution with one (learned) filter per channel, as in MXNet."""
     op.ignore("multi_input_mode", "num_args")
     channels = op.size(1)
@@ -412,12 +386,14 @@ def _up_sampling_bilinear(op: Op, scale: int) -> Expr:
         op.refuse(f"num_filter is not its data's {channels} channels")
     kernel = 2 * scale - scale % 2
     pad = math.ceil((scale - 1) / 2)
-    return R.nn.conv2d_transpose(
-        op[0],
-        op.expect_shape(1, (channels, 1, kernel, kernel)),
+    return op.add(
+        "ConvTranspose",
+        *(op[0], op.expect_shape(1, (channels, 1, kernel, kernel))),
+        kernel_shape=(kernel, kernel),
         strides=(scale, scale),
-        padding=(pad, pad, pad, pad),
-        groups=channels,
+        pads=(pad, pad, pad, pad),
+        output_padding=(0, 0),
+        group=channels,
     )
 
 
@@ -431,7 +407,7 @@ _RESIZED_SIZES: Final[dict[str, Callable[[int, float], int]]] = {
 }
 
 
-def _bilinear_resize(op: Op) -> Expr:
+def _bilinear_resize(op: Op) -> Value:
     """`contrib.BilinearResize2D`: the output size comes from size, scale, another tensor or parity."""
     mode = op.choice("mode", "size", ("size", "like", *_RESIZED_SIZES))
     size = op.sizes()[2:]
@@ -449,46 +425,55 @@ def _bilinear_resize(op: Op) -> Expr:
         return op[0]
     if aligned and not all(op.ranges.is_certain(n != 1) for n in new_size):
         op.refuse("resizing to 1 with align_corners is not supported")
-    return R.image.resize2d(
-        op[0],
-        tuple(new_size),
-        layout="NCHW",
-        method="linear",
-        coordinate_transformation_mode="align_corners" if aligned else "half_pixel",
-    )
+    coordinates = "align_corners" if aligned else "half_pixel"
+    return _resize(op, op[0], new_size, mode="linear", coordinate_transformation_mode=coordinates)
 
 
-def _sample(op: Op, grid: Expr) -> Expr:
-    return R.image.grid_sample(
-        op[0], grid, method="bilinear", layout="NCHW", padding_mode="zeros", align_corners=True
-    )
+def _sample(op: Op, grid: Value) -> Value:
+    return op.add("GridSample", op[0], grid, padding_mode="zeros", align_corners=1)
 
 
-def _spatial_transformer(op: Op) -> Expr:
+def _spatial_transformer(op: Op) -> Value:
     """`SpatialTransformer`: samples the data on an affine grid, with one matrix per instance."""
     op.choice("transform_type", "", ("affine",))
     op.choice("sampler_type", "", ("bilinear",))
     size = op.integers("target_shape", (0, 0))
     if len(size) != 2 or min(size) < 1:
         size = op.fixed(op.sizes()[2:])
-    matrix = R.reshape(op[1], (op.sizes()[0], 2, 3))
-    return _sample(op, R.image.affine_grid(matrix, size, align_corners=True))
+    height, width = size
+    op.check_constant(height * width)
+    x, y = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
+    points = op.graph.constant(np.stack([x, y, np.ones_like(x)], -1).reshape(-1, 3), op.dtype())
+    batch = op.sizes()[0]
+    matrix = op.graph.transpose(op.graph.reshape(op[1], (batch, 2, 3)), [0, 2, 1])
+    return _sample(op, op.graph.reshape(op.add("MatMul", points, matrix), (batch, *size, 2)))
 
 
-def _roi_align(op: Op) -> Expr:
+def _roi_align(op: Op) -> Value:
     """`contrib.ROIAlign`: the average of bilinear samples in each cell of a region."""
     op.require("position_sensitive", "false", "only the form without it can be imported")
     op.require("aligned", "false", "TVM's and MXNet's results differ")
     if (columns := op.size(-1, 1)) != 5:
         op.refuse(f"regions have {columns} columns, 5 are needed")
-    return R.vision.roi_align(
-        op[0],
-        op[1],
-        pooled_size=op.integers("pooled_size"),
+    height, width = op.integers("pooled_size")
+    images = op.graph.reshape(op.graph.cut(op[1], {1: slice(0, 1)}), op.sizes(1)[:1])
+    return op.add(
+        "RoiAlign",
+        *(op[0], op.graph.cut(op[1], {1: slice(1, 5)}), op.graph.cast(images, "int64")),
+        output_height=height,
+        output_width=width,
         spatial_scale=op.number("spatial_scale"),
-        sample_ratio=op.integer("sample_ratio", -1),
-        layout="NCHW",
-        mode="avg",
+        sampling_ratio=max(op.integer("sample_ratio", -1), 0),
+        coordinate_transformation_mode="output_half_pixel",
+    )
+
+
+def _roi_pooling(op: Op) -> Value:
+    return op.add(
+        "MaxRoiPool",
+        *(op[0], op[1]),
+        pooled_shape=op.integers("pooled_size"),
+        spatial_scale=op.number("spatial_scale"),
     )
 
 
@@ -499,7 +484,7 @@ def _roi_align(op: Op) -> Expr:
 _FORMATS: Final = ("corner", "center")
 
 
-def _multibox_prior(op: Op) -> Expr:
+def _multibox_prior(op: Op) -> Value:
     """Convert `MultiBoxPrior`: at each position, all sizes with ratio 0, then size 0 with the others."""
     height, width = op.size(2), op.size(3)
     sizes = np.array(op.numbers("sizes", (1.0,)), "float32")
@@ -518,93 +503,97 @@ def _multibox_prior(op: Op) -> Expr:
     boxes = np.stack(corners, axis=-1)
     if op.flag("clip", False):
         boxes = boxes.clip(0, 1)
-    return relax.const(boxes.reshape(1, -1, 4), "float32")
+    return op.graph.constant(boxes.reshape(1, -1, 4), "float32")
 
 
-def _columns(value: Expr, start: int = 0, count: int = 4) -> list[Expr]:
+def _columns(op: Op, value: Value, start: int = 0, count: int = 4) -> list[Value]:
     """Return columns of the last axis, each of size 1."""
-    sizes = sizes_of(value)
-    # TVM counts axes from the start with dynamic shapes
-    axis = len(sizes) - 1 if sizes and any(map(is_dynamic, sizes)) else -1
-    return [R.strided_slice(value, [axis], [i], [i + 1]) for i in range(start, start + count)]
+    axis = value.rank - 1
+    return [op.graph.cut(value, {axis: slice(i, i + 1)}) for i in range(start, start + count)]
 
 
-def _to_center(op: Op, corners: list[Expr]) -> list[Expr]:
+def _to_center(op: Op, corners: list[Value]) -> list[Value]:
     """Convert left, top, right, bottom to x, y, width, height."""
-    left, top, right, bottom = corners
-    half = op.scalar(0.5)
-    return [(left + right) * half, (top + bottom) * half, right - left, bottom - top]
+    pairs = list(zip(corners[:2], corners[2:], strict=True))
+    middles = [op.add("Mul", op.add("Add", low, high), 0.5) for low, high in pairs]
+    return middles + [op.add("Sub", high, low) for low, high in pairs]
 
 
-def _to_corners(op: Op, center: list[Expr]) -> list[Expr]:
+def _to_corners(op: Op, center: list[Value]) -> list[Value]:
     """Convert x, y, width, height to left, top, right, bottom."""
-    x, y, width, height = center
-    half_w, half_h = width * op.scalar(0.5), height * op.scalar(0.5)
-    return [x - half_w, y - half_h, x + half_w, y + half_h]
+    halves = [op.add("Mul", size, 0.5) for size in center[2:]]
+    pairs = list(zip(center[:2], halves, strict=True))
+    return [op.add(operator, *pair) for operator in ("Sub", "Add") for pair in pairs]
 
 
 def _decode_boxes(
-    op: Op, deltas: list[Expr], anchors: list[Expr], scales: tuple[float, ...]
-) -> list[Expr]:
+    op: Op, deltas: list[Value], anchors: list[Value], scales: tuple[float, ...]
+) -> list[Value]:
     """Return the corners of boxes that are encoded relative to anchors (x, y, width, height)."""
-    x, y, width, height = anchors
-    dx, dy, dw, dh = (delta * op.scalar(scale) for delta, scale in zip(deltas, scales, strict=True))
-    center = [dx * width + x, dy * height + y, R.exp(dw) * width, R.exp(dh) * height]
-    return _to_corners(op, center)
+    scaled = [op.add("Mul", delta, scale) for delta, scale in zip(deltas, scales, strict=True)]
+    center = [
+        op.add("Add", op.add("Mul", delta, size), middle)
+        for delta, size, middle in zip(scaled[:2], anchors[2:], anchors[:2], strict=True)
+    ]
+    sizes = [
+        op.add("Mul", op.add("Exp", delta), size)
+        for delta, size in zip(scaled[2:], anchors[2:], strict=True)
+    ]
+    return _to_corners(op, center + sizes)
 
 
-def _box_decode(op: Op) -> Expr:
+def _box_decode(op: Op) -> Value:
     """`box_decode`: corners of boxes that are encoded relative to anchors."""
-    anchors = _columns(op[1])
+    anchors = _columns(op, op[1])
     if op.choice("format", "center", _FORMATS) == "corner":
         anchors = _to_center(op, anchors)
     scales = tuple(op.number(f"std{index}", 1.0) for index in range(4))
     limit = op.number("clip", -1.0)
-    deltas = _columns(op[0])
+    deltas = _columns(op, op[0])
     if limit > 0:
         # MXNet limits the scaled logarithms of width and height.
         for index in (2, 3):
-            deltas[index] = R.minimum(deltas[index] * op.scalar(scales[index]), op.scalar(limit))
+            deltas[index] = op.add("Min", op.add("Mul", deltas[index], scales[index]), limit)
         scales = (scales[0], scales[1], 1.0, 1.0)
-    return R.concat(_decode_boxes(op, deltas, anchors, scales), axis=-1)
+    return op.add("Concat", *_decode_boxes(op, deltas, anchors, scales), axis=-1)
 
 
-def _box_iou(op: Op) -> Expr:
+def _box_iou(op: Op) -> Value:
     """`box_iou`: intersection over union of all boxes of the first input with all of the second."""
-    zero = op.scalar(0.0)
-    a, a_area = _corners_and_area(op, 0, (-1, 1, 4))
-    b, b_area = _corners_and_area(op, 1, (1, -1, 4))
-    width, height = (
-        R.maximum(R.minimum(a[i + 2], b[i + 2]) - R.maximum(a[i], b[i]), zero) for i in (0, 1)
-    )
-    intersection = op.emit(width * height)
-    union = a_area + b_area - intersection
-    overlap = R.where(intersection > zero, intersection / union, zero)
-    return R.reshape(overlap, (*op.sizes(0)[:-1], *op.sizes(1)[:-1]))
+    first, second = (math.prod(op.sizes(index)[:-1]) for index in (0, 1))
+    a, a_area = _corners_and_area(op, 0, (first, 1, 4))
+    b, b_area = _corners_and_area(op, 1, (1, second, 4))
+    lengths = []
+    for i in (0, 1):
+        low, high = op.add("Max", a[i], b[i]), op.add("Min", a[i + 2], b[i + 2])
+        lengths.append(op.add("Max", op.add("Sub", high, low), 0.0))
+    intersection = op.add("Mul", *lengths)
+    union = op.add("Sub", op.add("Add", a_area, b_area), intersection)
+    is_some = op.add("Greater", intersection, 0.0)
+    overlap = op.add("Where", is_some, op.add("Div", intersection, union), op.scalar(0.0))
+    return op.graph.reshape(overlap, (*op.sizes(0)[:-1], *op.sizes(1)[:-1]))
 
 
-def _corners_and_area(op: Op, index: int, shape: tuple[int, int, int]) -> tuple[list[Expr], Expr]:
+def _corners_and_area(op: Op, index: int, shape: tuple[IrSize, ...]) -> tuple[list[Value], Value]:
     """Return corners and areas of the boxes in an input; boxes of negative size have the area 0."""
-    zero = op.scalar(0.0)
-    corners = [op.emit(c) for c in _columns(op.emit(R.reshape(op[index], shape)))]
+    corners = _columns(op, op.graph.reshape(op[index], shape))
     if op.choice("format", "corner", _FORMATS) == "center":
-        width, height = corners[2], corners[3]
-        corners = [op.emit(c) for c in _to_corners(op, corners)]
+        sizes = corners[2:]
+        corners = _to_corners(op, corners)
     else:
-        width, height = corners[2] - corners[0], corners[3] - corners[1]
-    is_empty = R.logical_or(width < zero, height < zero)
-    return corners, R.where(is_empty, zero, width * height)
+        sizes = _to_center(op, corners)[2:]
+    is_empty = op.add("Or", *(op.add("Less", size, 0.0) for size in sizes))
+    return corners, op.add("Where", is_empty, op.scalar(0.0), op.add("Mul", *sizes))
 
 
-def _order_candidates(op: Op, valid: Expr, score: Expr) -> tuple[Expr, Expr]:
+def _order_candidates(op: Op, valid: Value, score: Value) -> tuple[Value, Value]:
     """Return indices by descending score, invalid ones last, and the number of valid ones per image."""
-    keys = op.emit(R.where(valid, score, op.scalar(-math.inf)))
-    count = R.sum(R.astype(valid, "int32"), [1])
-    order = R.argsort(keys, axis=1, descending=True, dtype="int32")
-    return op.emit(order), op.emit(count)
+    keys = op.add("Where", valid, score, op.scalar(-math.inf))
+    count = op.reduce("ReduceSum", op.graph.cast(valid, "int32"), [1], keep=False)
+    return op.graph.add_own("ArgSort", keys, "int32", keys, axis=1, descending=1), count
 
 
-def _multibox_detection(op: Op) -> Expr:
+def _multibox_detection(op: Op) -> Value:
     """`MultiBoxDetection`: rows of (class, score, left, top, right, bottom), class -1 if there is none.
 
     The class is the best of 1, 2, …, minus one: MXNet does not read `background_id`.
@@ -622,37 +611,43 @@ def _multibox_detection(op: Op) -> Expr:
 
     suppresses = 0 < threshold <= 1
     top = max(top, 0) if suppresses else 0
-    order, count = _order_candidates(op, valid, score if suppresses else R.zeros_like(score))
+    equal = op.filled(0.0, score.shape, op.dtype())
+    order, count = _order_candidates(op, valid, score if suppresses else equal)
     # MXNet first writes valid candidates in the order of the data. That is only seen beyond the top k.
-    written = _order_candidates(op, valid, R.zeros_like(score))[0] if top else order
-    detection = MultiboxDetection(
-        top=top, threshold=threshold, ignores_class=ignores_class, suppresses=suppresses
+    written = _order_candidates(op, valid, equal)[0] if top else order
+    return op.graph.add_own(
+        "MultiboxDetection",
+        *(rows, rows.dtype, rows, order, written, count),
+        top=top,
+        threshold=threshold,
+        ignores_class=int(ignores_class),
+        suppresses=int(suppresses),
     )
-    return op.emit(detection.call(rows, order, written, count))
 
 
-def _multibox_candidates(op: Op) -> tuple[Expr, Expr, Expr]:
+def _multibox_candidates(op: Op) -> tuple[Value, Value, Value]:
     """Return class, score and corners of every anchor as rows, the scores, and which are valid."""
     batch, _, anchors = op.sizes()
-    classes = op.size(1)
     scales = op.numbers("variances", (0.1, 0.1, 0.2, 0.2))
     if len(scales) != 4:
         op.refuse(f"variances={scales} must be four numbers")
-    foreground = op.emit(R.strided_slice(op[0], [1], [1], [classes]))
-    score = op.emit(R.max(foreground, [1]))
-    label = R.astype(R.argmax(foreground, axis=1), op.dtype())
-    valid = op.emit(
-        R.logical_and(score > op.scalar(-1.0), score >= op.scalar(op.number("threshold", 0.01)))
+    foreground = op.graph.cut(op[0], {1: slice(1, op.size(1))})
+    score = op.reduce("ReduceMax", foreground, [1], keep=False)
+    label = op.graph.cast(op.add("ArgMax", foreground, axis=1, keepdims=0), op.dtype())
+    valid = op.add(
+        "And",
+        op.add("Greater", score, -1.0),
+        op.add("GreaterOrEqual", score, op.number("threshold", 0.01)),
     )
-    deltas = _columns(op.emit(R.reshape(op[1], (batch, anchors, 4))))
-    corners = _decode_boxes(op, deltas, _to_center(op, _columns(op[2])), scales)
+    deltas = _columns(op, op.graph.reshape(op[1], (batch, anchors, 4)))
+    corners = _decode_boxes(op, deltas, _to_center(op, _columns(op, op[2])), scales)
     if op.flag("clip", True):
-        corners = [R.minimum(R.maximum(c, op.scalar(0.0)), op.scalar(1.0)) for c in corners]
-    rows = R.concat([R.expand_dims(label, 2), R.expand_dims(score, 2), *corners], axis=2)
-    return op.emit(rows), score, valid
+        corners = [op.add("Clip", corner, 0.0, 1.0) for corner in corners]
+    columns = [op.graph.reshape(value, (batch, anchors, 1)) for value in (label, score)]
+    return op.add("Concat", *columns, *corners, axis=2), score, valid
 
 
-def _box_nms(op: Op) -> Expr:
+def _box_nms(op: Op) -> Value:
     """`box_nms`: the rows that are kept, by falling score, then rows of -1."""
     shape = op.sizes()
     n, width = op.fixed(shape[-2:])
@@ -667,43 +662,48 @@ def _box_nms(op: Op) -> Expr:
     if top == 0:
         return op[0]
 
-    rows = op.emit(R.reshape(op[0], (batch, n, width)))
-    score = op.emit(R.squeeze(_columns(rows, score_column, 1)[0], [2]))
-    valid = score > op.scalar(min_score)
+    rows = op.graph.reshape(op[0], (batch, n, width))
+
+    def column(index: int) -> Value:
+        return op.graph.reshape(_columns(op, rows, index, 1)[0], (batch, n))
+
+    score = column(score_column)
+    valid = op.add("Greater", score, min_score)
     if class_column >= 0:
         # MXNet also excludes the class -1, the default of background_id.
-        label = R.squeeze(_columns(rows, class_column, 1)[0], [2])
-        valid = R.logical_and(valid, R.not_equal(label, op.scalar(background)))
-    order, count = _order_candidates(op, op.emit(valid), score)
-    nms = BoxNms(
+        is_other = op.add("Not", op.add("Equal", column(class_column), background))
+        valid = op.add("And", valid, is_other)
+    order, count = _order_candidates(op, valid, score)
+    out = op.graph.add_own(
+        "BoxNms",
+        *(rows, rows.dtype, rows, order, count),
         top=n if top < 0 else min(top, n),
         first=first,
         class_column=-1 if ignores_class else class_column,
         threshold=threshold,
-        is_centered=in_format == "center",
+        is_centered=int(in_format == "center"),
     )
-    out = op.emit(nms.call(rows, order, count))
     if in_format != out_format:
         out = _convert_format(op, out, first, width, out_format)
-    return R.reshape(out, shape)
+    return op.graph.reshape(out, shape)
 
 
-def _convert_format(op: Op, rows: Expr, first: int, width: int, out_format: str) -> Expr:
+def _convert_format(op: Op, rows: Value, first: int, width: int, out_format: str) -> Value:
     """Return rows with boxes in the other format.
 
     MXNet does not convert boxes whose first coordinate is negative.
     """
-    coordinates = _columns(rows, first)
+    coordinates = _columns(op, rows, first)
     convert = {"center": _to_center, "corner": _to_corners}[out_format]
-    converted = R.concat(convert(op, coordinates), axis=2)
-    boxes = R.strided_slice(rows, [2], [first], [first + 4])
-    boxes = R.where(coordinates[0] < op.scalar(0.0), boxes, converted)
+    converted = op.add("Concat", *convert(op, coordinates), axis=2)
+    boxes = op.graph.cut(rows, {2: slice(first, first + 4)})
+    boxes = op.add("Where", op.add("Less", coordinates[0], 0.0), boxes, converted)
     parts = [boxes]
     if first > 0:
-        parts.insert(0, R.strided_slice(rows, [2], [0], [first]))
+        parts.insert(0, op.graph.cut(rows, {2: slice(0, first)}))
     if first + 4 < width:
-        parts.append(R.strided_slice(rows, [2], [first + 4], [width]))
-    return R.concat(parts, axis=2) if len(parts) > 1 else boxes
+        parts.append(op.graph.cut(rows, {2: slice(first + 4, width)}))
+    return op.add("Concat", *parts, axis=2) if len(parts) > 1 else boxes
 
 
 CONVERTERS: Final[dict[str, Converter]] = {
@@ -716,22 +716,14 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "_contrib_AdaptiveAvgPooling2D": _adaptive_avg_pooling,
     **dict.fromkeys(("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"), _batch_norm),
     "GroupNorm": _group_norm,
-    "InstanceNorm": lambda op: _scale_and_shift(
-        op, _standardize(op, op[0], range(2, op.rank()), op.number("eps", 1e-3)), 1
-    ),
+    "InstanceNorm": _instance_norm,
     "L2Normalization": _l2_normalization,
     "LRN": _lrn,
     "LayerNorm": _layer_norm,
-    "_contrib_BatchNormWithReLU": lambda op: R.nn.relu(_batch_norm(op)),
+    "_contrib_BatchNormWithReLU": lambda op: op.add("Relu", _batch_norm(op)),
     "_contrib_SyncBatchNorm": _batch_norm,
-    "BilinearSampler": lambda op: _sample(op, op[1]),
-    "ROIPooling": lambda op: R.vision.roi_pool(
-        op[0],
-        op[1],
-        pooled_size=op.integers("pooled_size"),
-        spatial_scale=op.number("spatial_scale"),
-        layout="NCHW",
-    ),
+    "BilinearSampler": lambda op: _sample(op, op.graph.transpose(op[1], [0, 2, 3, 1])),
+    "ROIPooling": _roi_pooling,
     "SpatialTransformer": _spatial_transformer,
     "UpSampling": _up_sampling,
     "_contrib_BilinearResize2D": _bilinear_resize,

@@ -1,6 +1,6 @@
 """One MXNet operator as its converter sees it: typed attributes, inputs with known shapes, refusals.
 
-A converter is a function from `Op` to the Relax expression of its output, or a list of them.
+A converter is a function from `Op` to the value of its output, or a list of them.
 An attribute that the converter does not read is an error (`Op.check_all_read`).
 """
 
@@ -11,19 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
-from tvm import relax
-
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
-from tvmflow.frontends._dynamic_shapes import SizeRanges, shape_text, unfixed_text
+from tvmflow.frontends._dynamic_shapes import shape_text, unfixed_text
+from tvmflow.frontends._onnx_graph import Graph, Operand, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 
-Expr = Any
-"""A Relax expression (TVM ships no types)."""
-
-Converter = Callable[["Op"], "Expr | list[Expr]"]
+Converter = Callable[["Op"], "Value | list[Value]"]
 
 _Value = TypeVar("_Value")
 
@@ -46,20 +42,19 @@ def shown(sizes: Sequence[IrSize]) -> str:
 
 
 class Op:
-    """A node, its inputs (None for inputs that inference ignores), and the function being built."""
+    """A node, its inputs (None for inputs that inference ignores), and the graph being built."""
 
     def __init__(
         self,
         node: Node,
-        inputs: Sequence[Expr | None],
+        inputs: Sequence[Value | None],
         input_names: Sequence[str],
-        builder: relax.BlockBuilder,
-        ranges: SizeRanges,
+        graph: Graph,
     ) -> None:
-        self.ranges = ranges
+        self.graph = graph
+        self.ranges = graph.ranges
         self.kind = node.op
         self.name = node.name
-        self.builder = builder
         self._attrs = node.attrs
         self._inputs = tuple(inputs)
         self._input_names = tuple(input_names)
@@ -70,7 +65,7 @@ class Op:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def __getitem__(self, index: int) -> Expr:
+    def __getitem__(self, index: int) -> Value:
         if index >= len(self):
             self.refuse(f"it has {count_text(len(self), 'input')}, but input {index} is needed")
         value = self._inputs[index]
@@ -80,7 +75,7 @@ class Op:
     def reads(self, index: int) -> bool:
         return self._inputs[index] is not None
 
-    def all_inputs(self) -> list[Expr]:
+    def all_inputs(self) -> list[Value]:
         """Return all inputs of an operator with any number of them; `num_args` must agree."""
         count = self.integer("num_args", len(self))
         if count != len(self):
@@ -89,7 +84,7 @@ class Op:
 
     def sizes(self, index: int = 0) -> tuple[IrSize, ...]:
         """Return the sizes of an input; dynamic ones are expressions of the dimensions."""
-        return tuple(map(self.ranges.simplify, known_sizes(self[index])))
+        return self[index].shape
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
         """Return the shape of an input, which must be fixed."""
@@ -118,7 +113,7 @@ class Op:
         return len(self.sizes(index))
 
     def dtype(self, index: int = 0) -> str:
-        return str(self[index].ty.dtype)
+        return self[index].dtype
 
     def expect_rank(self, rank: int) -> None:
         """Refuse data of another number of dimensions."""
@@ -132,7 +127,7 @@ class Op:
             self.refuse(f"axis {value} is out of range for {rank} dimensions")
         return value % rank
 
-    def expect_shape(self, index: int, shape: tuple[IrSize, ...]) -> Expr:
+    def expect_shape(self, index: int, shape: tuple[IrSize, ...]) -> Value:
         """Return an input, which must have this shape."""
         if not self.ranges.are_equal(actual := self.sizes(index), shape):
             self.refuse(
@@ -243,13 +238,27 @@ class Op:
 
     # -- results ---------------------------------------------------------------------------
 
-    def emit(self, value: Expr) -> Expr:
-        """Bind an intermediate value to a variable, so that its shape is known."""
-        return self.builder.emit(value)
+    def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
+        """Add a node of ONNX; numbers become constants with the dtype of the first value."""
+        return self.graph.add(operator, *operands, **attributes)
 
-    def scalar(self, value: float, dtype: str | None = None) -> Expr:
+    def scalar(self, value: float, dtype: str | None = None) -> Value:
         """Return a constant, by default with the dtype of the first input."""
-        return relax.const(value, dtype or self.dtype())
+        return self.graph.number(value, dtype or self.dtype())
+
+    def filled(self, value: float, shape: Sequence[IrSize], dtype: str) -> Value:
+        """Return a tensor with the same value everywhere."""
+        return self.add("Expand", self.scalar(value, dtype), self.graph.integers(shape))
+
+    def along(self, vector: Value, axis: int) -> Value:
+        """Return a vector, reshaped so that it broadcasts along an axis of the first input."""
+        shape: list[IrSize] = [1] * self.rank()
+        shape[axis] = vector.shape[0]
+        return self.graph.reshape(vector, shape)
+
+    def reduce(self, operator: str, value: Value, axes: Sequence[int], *, keep: bool) -> Value:
+        """Reduce a value along axes, of which there is at least one."""
+        return self.add(operator, value, self.graph.integers(axes), keepdims=int(keep))
 
     def check_constant(self, elements: int) -> None:
         """Refuse to make a constant that would fill the memory."""
@@ -276,12 +285,6 @@ def _tuple(kind: Callable[[Any], _Value], text: str) -> tuple[_Value, ...]:
     # MXNet also writes (2L, 2L), and lists.
     value = ast.literal_eval(text.replace("L", "").replace("[", "(").replace("]", ")"))
     return tuple(map(kind, value)) if isinstance(value, tuple) else (kind(value),)
-
-
-def broadcast_along(value: Expr, axis: int, rank: int) -> Expr:
-    """Return a vector, reshaped so that it broadcasts along `axis` of `rank` dimensions."""
-    others = [position for position in range(rank) if position != axis]
-    return relax.op.expand_dims(value, others) if others else value
 
 
 _DATA_LAYOUTS: Final = {1: "NCW", 2: "NCHW", 3: "NCDHW"}

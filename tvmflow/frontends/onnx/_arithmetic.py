@@ -176,9 +176,9 @@ def convert_sign(node: NodeToConvert) -> Any:
     if dtype_of(x).startswith("uint"):
         return relax.op.minimum(x, constant(1, x))
     # NaN is neither, and stays NaN
-    zero, ones = constant(0, x), relax.op.ones_like(x)
-    negative = relax.op.where(relax.op.less(x, zero), relax.op.negative(ones), x)
-    return relax.op.where(relax.op.greater(x, zero), ones, negative)
+    zero = constant(0, x)
+    negative = relax.op.where(relax.op.less(x, zero), constant(-1, x), x)
+    return relax.op.where(relax.op.greater(x, zero), constant(1, x), negative)
 
 
 def convert_hardmax(node: NodeToConvert) -> Any:
@@ -227,6 +227,32 @@ def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
     zero_point = node.builder.emit(relax.op.astype(relax.op.round(exact), "uint8"))
     quantized = relax.op.quantize(x, scale, zero_point, axis=0, out_dtype="uint8")
     return relax.Tuple([node.emit(quantized), scale, zero_point])
+
+
+# ---------------------------------------------------------------- hyperbolic functions
+# LLVM cannot vectorize them.
+
+
+_TERMS: Final = 8
+
+
+def convert_cosh(node: NodeToConvert) -> Any:
+    """Return `(eˣ + e⁻ˣ)/2`."""
+    [x] = node.inputs
+    half = constant(0.5, x)
+    return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
+
+
+def convert_sinh(node: NodeToConvert) -> Any:
+    """Return `(eˣ − e⁻ˣ)/2`; below 1 the Taylor series, because the difference would lose most bits."""
+    [x] = node.inputs
+    half, one = constant(0.5, x), constant(1.0, x)
+    large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
+    square, series = node.emit(x * x), one
+    for n in range(_TERMS, 0, -1):
+        factor = constant(1 / (2 * n * (2 * n + 1)), x)
+        series = node.emit(one + square * factor * series)
+    return relax.op.where(relax.op.less(square, one), x * series, large)
 
 
 # ---------------------------------------------------------------- arithmetic

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 import numpy as np
 import tvm
@@ -47,6 +48,7 @@ from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
     BlockQuantizedOperands,
     BlockQuantizedWeights,
+    ModelOperator,
     NonMaxSuppression,
 )
 from tvmflow.graph.resize import Interpolation
@@ -708,3 +710,17 @@ def convert_block_quantized(node: NodeToConvert) -> Any:
     sizes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
     operator = BlockQuantizedWeights(**sizes, rounds_data=node.is_set("rounds_data"))
     return operator.call(*BlockQuantizedOperands(*node.inputs))
+
+
+def convert_take(node: NodeToConvert) -> Any:
+    """Return entries at positions of any dtype, which `mode` limits to the axis."""
+    data, indices = node.inputs
+    positions = node.cast(indices, "int64")
+    return relax.op.take(data, positions, node.integer("axis", 0), node.text("mode", "clip"))
+
+
+def convert_own(node: NodeToConvert, operator: type[ModelOperator]) -> Any:
+    """Return the result of an operator that Relax lacks, whose attributes are those of the node."""
+    kinds = get_type_hints(operator)
+    fields = {f.name: kinds[f.name](node.attributes[f.name]) for f in dataclasses.fields(operator)}
+    return node.builder.emit(operator(**fields).call(*node.inputs))

@@ -20,8 +20,8 @@ from tvmflow.frontends._reference_process import (
 )
 
 if TYPE_CHECKING:
-    from tvmflow.frontends.onnx._custom_operators import CustomReferences, SplitModel
     from tvmflow.frontends.onnx._exercises import ObservedModel
+    from tvmflow.frontends.onnx.custom_nodes import CustomReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 """The option of ONNX Runtime with which int8 products are exact on x86 CPUs without VNNI, where 16 bits overflow."""
@@ -142,7 +142,7 @@ class _SplitSession(LoadedReference):
         self._sessions: dict[tuple[Any, ...], Any] = {}
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        from tvmflow.frontends.onnx._custom_operators import CustomPiece
+        from tvmflow.frontends.onnx.custom_nodes import CustomPiece
 
         values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
         for index, piece in enumerate(self._split.pieces):
@@ -285,7 +285,7 @@ def _load(first: Message) -> LoadedReference:
         raise
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
-        from tvmflow.frontends.onnx._custom_operators import (
+        from tvmflow.frontends.onnx.custom_nodes import (
             CustomReferences,
             list_used_operators,
             split_model,

@@ -399,6 +399,15 @@ def follow_pad(sizes: Sizes, node: NodeProto) -> Any:
     return sizes.kernel(topi.nn.pad, data, _exprs(before), _exprs(after), fill)
 
 
+def follow_space_to_depth(sizes: Sizes, node: NodeProto) -> None:
+    """Check that height and width are multiples of the block."""
+    block = int(attributes_of(node)["blocksize"])
+    for size in sizes.shape_of(sizes.data(node.input[0]))[2:]:
+        if not sizes.is_equal(size // block * block, size):
+            text = f"{size} may not be a multiple of {block}; set `multiple_of` in `dimensions`"
+            raise DynamicShapeProblem(text)
+
+
 def follow_top_k(sizes: Sizes, node: NodeProto) -> Any:
     """Refuse a TopK of a dynamic number of elements."""
     count = sizes.dynamic_operand(node, 1)

@@ -33,8 +33,13 @@ from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import Field, fields
 
 CUSTOM_DOMAIN: Final = "tvmflow.operators"
-"""The domain of the nodes that custom operators implement (see `_custom_operators`)."""
+"""The domain of the nodes that custom operators implement (see `custom_nodes`)."""
 
+OWN_DOMAIN: Final = "tvmflow"
+"""The domain of operators that ONNX lacks, and that other frontends need."""
+
+NUMBER: Final = "tvmflow.number"
+"""The description of a tensor that is no weight, although its values are floats."""
 _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
 """The property in which PyTorch's exporter lists the modules around a node, then the operator."""

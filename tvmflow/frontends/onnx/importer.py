@@ -23,15 +23,15 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._data_dependent_shapes import MixedRows, count_outputs
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, tensor_spec
-from tvmflow.frontends._emission import NodeNames, explain_failure
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure, tensor_spec
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
-from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx._inlining import list_inputs_of
+from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx.graph import (
     CUSTOM_DOMAIN,
     FROM_START,
+    NUMBER,
     all_graphs,
     array_of,
     attributes_of,
@@ -46,9 +46,10 @@ from tvmflow.frontends.onnx.graph import (
     place_of,
 )
 from tvmflow.frontends.onnx.operators import OPERATORS, Operator, operator_of, unsupported_reason
-from tvmflow.frontends.onnx.sizes import Sizes
+from tvmflow.frontends.onnx.sizes import Sizes, SizeValue
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, read_counts
 from tvmflow.graph.dynamic_shapes import plain, read_size
+from tvmflow.graph.marks import mark_new, take_marks
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +129,28 @@ def import_prepared(
     )
 
 
+def infer_results(
+    model: ModelProto,
+    known: Mapping[str, SizeValue],
+    symbols: Mapping[str, Any],
+    dimensions: Sequence[Dimension],
+) -> list[Any]:
+    """Return the types of the results of a model of one node, in Relax.
+
+    `known` are operands that follow from the dimensions, whose variables are `symbols`.
+
+    Raises:
+        Exception: what the conversion of the node raises.
+    """
+    importer = _Importer(model, NO_OPERATORS, {}, dimensions, symbols=symbols, known=known)
+    try:
+        importer.import_model()
+    except ImportFailed as error:
+        raise error.__cause__ or error from None
+    # the type of the function has no variables that its operands do not define
+    return [importer.type_of(value.name) for value in model.graph.output]
+
+
 def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
     """Raise ImportFailed with all nodes that cannot be imported."""
     known = known_values(model)
@@ -160,6 +183,25 @@ def _binding_advice(model: ModelProto, name: str) -> str:
     return f"make it constant with {names}" if names else ""
 
 
+class _NodeNames:
+    """Marks the bindings of a node, so that passes over the imported module keep its name."""
+
+    def __init__(self, builder: relax.BlockBuilder) -> None:
+        self._builder = builder
+        self._names: list[str] = []
+
+    def mark(self, name: str, results: Sequence[Any]) -> None:
+        """Mark all bindings that compute the results of a node."""
+        marks = frozenset((len(self._names),))
+        self._names.append(name)
+        for result in results:
+            mark_new(result, marks, self._builder.lookup_binding)
+
+    def take(self, mod: tvm.IRModule) -> tuple[str, ...]:
+        """Return the name of the node that each binding of `main` came from, and remove the marks."""
+        return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
+
+
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer with weights as parameters, with the node in each error, and with `OPERATORS`."""
 
@@ -173,13 +215,15 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         dimensions: Sequence[Dimension],
         *,
         counts_rows: bool = True,
+        symbols: Mapping[str, Any] = MappingProxyType({}),
+        known: Mapping[str, SizeValue] = MappingProxyType({}),
     ) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._model = model
         self._custom = custom
         self._labels = labels
         self._counts_rows = counts_rows
-        self.nodes = NodeNames(self.bb)
+        self.nodes = _NodeNames(self.bb)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
         self._parameters = {
@@ -192,10 +236,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
-        self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
+        names = [entry.name for entry in dimensions]
+        self._symbols = symbols or {name: tirx.Var(name, "int64") for name in names}
         self._sizes: Sizes | None = None
         if dimensions:
-            self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions)
+            self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions, known)
 
     def import_model(self) -> tvm.IRModule:
         """Import the model, every expression with a variable."""
@@ -204,13 +249,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             mod = self.from_onnx(self._model.graph, opset_of(self._model))
         return relax.transform.Normalize()(mod)
 
+    def type_of(self, name: str) -> Any:
+        return self._nodes[name].ty
+
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             name, array = tensor.name, np.asarray(array_of(tensor), order="C")
             # shapes, axes and masks are small and integer
             is_shape_like = array.dtype.kind in "iub" and array.size <= _MAX_SHAPE_ELEMENTS
             is_constant = is_shape_like and name not in self._quantized
-            if name in self._parameters or is_constant:
+            if name in self._parameters or is_constant or tensor.doc_string == NUMBER:
                 self._nodes[name] = relax.const(array, str(array.dtype))
                 continue
             var = self._new_var(name, array.shape, str(array.dtype))

@@ -117,7 +117,7 @@ class OnnxFrontend(OneFileFrontend):
 
     def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.custom_operators.loading import load_operators
-        from tvmflow.frontends.onnx._custom_operators import CustomNodes
+        from tvmflow.frontends.onnx.custom_nodes import CustomNodes
         from tvmflow.frontends.onnx.graph import node_labels
         from tvmflow.frontends.onnx.importer import import_prepared
         from tvmflow.frontends.onnx.model_files import add_outputs, read_model

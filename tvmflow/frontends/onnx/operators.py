@@ -15,7 +15,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._dynamic_shapes import SizeRanges
-from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx import _arithmetic as arithmetic
 from tvmflow.frontends.onnx import _converters as converters
 from tvmflow.frontends.onnx import _rewrites as rewrites
@@ -29,6 +28,7 @@ from tvmflow.frontends.onnx._inlining import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx._rewrites import Context, Rewrite, Rewriting, trains
 from tvmflow.frontends.onnx.graph import (
     CUSTOM_DOMAIN,
+    OWN_DOMAIN,
     KnownValues,
     attributes_of,
     element_types,
@@ -38,7 +38,7 @@ from tvmflow.frontends.onnx.graph import (
     replace_nodes,
 )
 from tvmflow.frontends.onnx.sizes import SizeRule, Sizes, SizeValue, apply_rule
-from tvmflow.graph.ir_operators import GATES
+from tvmflow.graph.ir_operators import GATES, BoxNms, MultiboxDetection
 
 # Older models are converted to it where possible; the mask of Dropout is boolean then.
 _MIN_OPSET: Final = 13
@@ -163,6 +163,11 @@ def _indexing(of_data: Callable[..., Any], **others: Any) -> Operator:
     return Operator(functools.partial(converters.convert_index, operator=of_data), **others)
 
 
+def _order(node: NodeToConvert) -> tuple[Any, int, bool]:
+    """Return the data of a sort, its axis, and whether it is descending."""
+    return node.inputs[0], node.integer("axis", -1), node.is_set("descending")
+
+
 _FUSED_MATMUL: Final = _fused(rewrites.rewrite_matmul)
 _POOL: Final = "auto_pad ceil_mode count_include_pad kernel_shape pads strides".split()
 
@@ -193,7 +198,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         rewrite=rewrites.rewrite_conv_transpose,
         miscomputed=_case("with output_shape", lambda n: "output_shape" in attributes_of(n)),
     ),
-    "Cosh": Operator(lambda node: make_cosh(node.inputs[0])),
+    "Cosh": Operator(arithmetic.convert_cosh),
     "CumProd": Operator(arithmetic.convert_cum_prod),
     "CumSum": Operator(arithmetic.convert_cum_sum),
     "DFT": Operator(converters.convert_dft, parameters=(1, 2)),
@@ -311,7 +316,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "Shrink": Operator(arithmetic.convert_shrink),
     "Sign": Operator(arithmetic.convert_sign),
     "SimplifiedLayerNormalization": _fused(rewrites.rewrite_rms_norm),
-    "Sinh": Operator(lambda node: make_sinh(node.inputs[0], node.emit)),
+    "Sinh": Operator(arithmetic.convert_sinh),
     "Size": Operator(evaluate=lambda call: call.sizes.simplify(math.prod(call.array(0)))),
     "SkipLayerNormalization": Operator(in_float32(layers.convert_skip_layer_norm)),
     "SkipSimplifiedLayerNormalization": _fused(rewrites.rewrite_skip_rms_norm),
@@ -319,7 +324,8 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         converters.convert_slice, evaluate=rules.evaluate_slice, follow=rules.follow_slice
     ),
     "SpaceToDepth": Operator(
-        miscomputed=_case("with mode CRD", lambda n: attributes_of(n).get("mode", "DCR") != "DCR")
+        follow=rules.follow_space_to_depth,
+        miscomputed=_case("with mode CRD", lambda n: attributes_of(n).get("mode", "DCR") != "DCR"),
     ),
     "Split": Operator(rewrite=rewrites.rewrite_split, follow=rules.follow_split),
     "SplitToSequence": Operator(converters.convert_split_to_sequence),
@@ -344,6 +350,19 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "Where": Operator(evaluate=rules.evaluate_where),
     **{kind: Operator(functools.partial(layers.convert_recurrent, kind=kind)) for kind in GATES},
     BLOCK_QUANTIZED_WEIGHTS: Operator(converters.convert_block_quantized),
+    # of other frontends
+    "AdaptiveAveragePool": Operator(
+        lambda node: relax.op.nn.adaptive_avg_pool2d(
+            node.inputs[0], output_size=node.attributes["output_size"]
+        )
+    ),
+    "ArgSort": Operator(lambda node: relax.op.argsort(*_order(node), "int32")),
+    "BoxNms": Operator(functools.partial(converters.convert_own, operator=BoxNms)),
+    "MultiboxDetection": Operator(
+        functools.partial(converters.convert_own, operator=MultiboxDetection)
+    ),
+    "Sort": Operator(lambda node: relax.op.sort(*_order(node))),
+    "Take": Operator(converters.convert_take),
 }
 
 _NONE: Final = Operator()
@@ -415,7 +434,7 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
-    if node.domain in (CUSTOM_DOMAIN, BLOCK_QUANTIZED_DOMAIN):
+    if node.domain in (CUSTOM_DOMAIN, OWN_DOMAIN, BLOCK_QUANTIZED_DOMAIN):
         return ""
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"

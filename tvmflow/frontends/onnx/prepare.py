@@ -34,7 +34,6 @@ from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
 from tvmflow.frontends.onnx._block_quantized import convert_block_quantized
-from tvmflow.frontends.onnx._custom_operators import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx._header import model_input
 from tvmflow.frontends.onnx._inlining import (
     inline_functions,
@@ -43,6 +42,7 @@ from tvmflow.frontends.onnx._inlining import (
     simplify_branches,
     unroll_loops,
 )
+from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,

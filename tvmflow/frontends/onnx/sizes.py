@@ -113,12 +113,13 @@ class Sizes(SizeRanges):
         nodes: dict[str, Any],
         weights: Mapping[str, tuple[Any, Array]],
         dimensions: Sequence[Dimension],
+        known: Mapping[str, SizeValue],
     ) -> None:
         super().__init__(dimensions)
         self._builder = builder
         self._nodes = nodes
         self._weights = weights
-        self._known: dict[str, SizeValue] = {}
+        self._known = dict(known)
 
     # ------------------------------------------------------------ values
 

@@ -136,8 +136,7 @@ class TfliteFrontend(OneFileFrontend):
     describe = staticmethod(_describe)
 
     def _load(self, call: ImportCall) -> LoadedModel:
-        from tvmflow.frontends.onnx.importer import import_prepared
-        from tvmflow.frontends.onnx.prepare import prepare
+        from tvmflow.frontends._onnx_graph import import_graph
         from tvmflow.frontends.tflite._conversion import convert
 
         with self.explained():
@@ -153,16 +152,7 @@ class TfliteFrontend(OneFileFrontend):
             model, data, specs, call.tensors, call.bound, call.dimensions
         )
         left = tuple(spec for spec in specs if spec.name not in call.bound)
-        # Operators of TFLite have no names: that of its first result is there.
-        labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
-        prepared = prepare(converted, left)
-        loaded = import_prepared(
-            prepared,
-            inner_outputs,
-            labels=labels,
-            dimensions=call.dimensions,
-            counts_rows=call.counts_rows,
-        )
+        loaded = import_graph(converted, inner_outputs, left, call)
         return loaded._replace(states=tuple(_list_states(model, data, loaded.inputs)))
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:

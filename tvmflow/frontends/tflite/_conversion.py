@@ -15,8 +15,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
-from tvmflow.frontends._emission import explain_failure
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure, shape_text
 from tvmflow.frontends._onnx_graph import NOTHING, Array, Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.tflite import _arrays, _recurrent

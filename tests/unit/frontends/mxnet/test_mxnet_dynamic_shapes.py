@@ -48,7 +48,7 @@ def load(folder: Path, op: str, *dimensions: Dimension, **attrs: str) -> LoadedM
 @pytest.mark.parametrize(
     ("op", "attrs", "sizes"),
     [
-        ("Flatten", {}, ("batch", "4 * h * w")),
+        ("Flatten", {}, ("batch", "h * w * 4")),
         ("Pooling", {"kernel": "(2, 2)", "stride": "(2, 2)"}, ("batch", 4, "h // 2", "w // 2")),
         ("Pooling", {"global_pool": "True", "pool_type": "avg"}, ("batch", 4, 1, 1)),
         ("Reshape", {"shape": "(0, 2, -1, 0)"}, ("batch", 2, "h * 2", "w")),
@@ -72,7 +72,7 @@ def test_sizes_of_results_follow(
         ("topk", {"k": "2", "axis": "3"}, "w has no fixed size"),
         ("SliceChannel", {"axis": "2", "num_outputs": "2"}, "h has no fixed size"),
         ("slice_axis", {"axis": "2", "begin": "9", "end": "None"}, "its slice of axis 2 may be empty, or is not known, for some sizes of h; raise `min`"),
-        ("space_to_depth", {"block_size": "2"}, "h may not be a multiple of block_size=2; set `multiple_of`"),
+        ("space_to_depth", {"block_size": "2"}, "h may not be a multiple of 2; set `multiple_of`"),
         ("Pooling", {"kernel": "(2, 2)", "stride": "(2, 2)", "pool_type": "avg", "pooling_convention": "full"}, "let them be multiples of 2 (`multiple_of`)"),
         ("Reshape", {"shape": "(7, -1)"}, "shape=(7, -1) does not fit"),
     ],

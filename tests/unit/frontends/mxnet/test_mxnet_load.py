@@ -101,9 +101,11 @@ def test_retrained_digits_give_the_same_module(tmp_path: Path) -> None:
 
     files = checkpoint(DIGITS, "digits", 10)
     retrained = tmp_path / "digits-0011.params"
-    arrays = read_params(files["params"])
+    weights = read_params(files["params"])
     retrained.write_bytes(
-        params_bytes({name: array_v2(value * 0.5 + 0.1, 0) for name, value in arrays.items()})
+        params_bytes(
+            {name: array_v2(weight.array * 0.5 + 0.1, 0) for name, weight in weights.items()}
+        )
     )
     inputs = (TensorSpec("data", (1, 1, 8, 8), "float32"),)
     first, second = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,11 +17,17 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from tvm import relax
 
-from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import quoted
-from tvmflow.custom_operators.definition import ADVICE, Node, Operator, Tensor, standard_domain
+from tvmflow.core.errors import ImportFailed, StageError
+from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.custom_operators.definition import (
+    ADVICE,
+    Node,
+    Operator,
+    OperatorError,
+    Tensor,
+    standard_domain,
+)
 from tvmflow.custom_operators.loading import Operators
-from tvmflow.frontends._emission import call_operator, operator_error, tensor_of
 from tvmflow.frontends._reference_process import check_reference
 from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import (
@@ -49,6 +56,7 @@ class UsedOperator(NamedTuple):
 def find_operator(
     node: NodeProto, operators: Operators, versions: Mapping[str, int]
 ) -> UsedOperator | None:
+    """Return the operator of a recipe that implements a node; None for others."""
     version = versions.get(standard_domain(node.domain), 1)
     operator = operators.find(node.domain, node.op_type, version)
     return UsedOperator(operator, version) if operator else None
@@ -108,7 +116,7 @@ class CustomNodes:
                 results = self.convert(node, inputs, builder)
                 builder.emit_func_output(results[0])
             for name, result in zip(node.output, results, strict=False):
-                shapes[name], dtypes[name] = tensor_of(result)
+                shapes[name], dtypes[name] = _tensor_of(result)
                 _set_type(model, value_info(name, dtypes[name], shapes[name]))
         return model
 
@@ -118,15 +126,15 @@ class CustomNodes:
         """Return the results of a marked node, each a variable."""
         use = self._uses[node.op_type]
         name, described = node_name(node), describe_node(node, use.operator, use.version)
-        results = call_operator(
+        results = _call_operator(
             self._operators, use.operator, described, name, inputs, node.output, builder
         )
         for output, result in zip(node.output, results, strict=True):
-            dtype = tensor_of(result).dtype
+            dtype = _tensor_of(result).dtype
             if self._dtypes.get(output, dtype) != dtype:
                 declared = self._dtypes[output]
                 text = f"returns {dtype} for {quoted(output)}, which is {declared} in the model"
-                raise operator_error(use.operator, name, text)
+                raise _operator_error(use.operator, name, text)
         return results
 
 
@@ -142,7 +150,7 @@ def describe_node(
     for name, value in attributes.items():
         if isinstance(value, GraphProto):
             text = f"cannot have the attribute '{name}', a graph"
-            raise operator_error(operator, node_name(node), text)
+            raise _operator_error(operator, node_name(node), text)
         if isinstance(value, list):
             texts = (v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
             attributes[name] = list(texts)
@@ -155,6 +163,59 @@ def describe_node(
         attributes=attributes,
         inputs=tuple(inputs),
         outputs=len(node.output),
+    )
+
+
+def _call_operator(
+    operators: Operators,
+    operator: Operator,
+    node: Node,
+    name: str,
+    inputs: Sequence[Any],
+    outputs: Sequence[str],
+    builder: relax.BlockBuilder,
+) -> list[Any]:
+    """Return the results of an operator for a node (without its inputs), each a variable.
+
+    Raises:
+        StageError: when the implementation raises, with file and line.
+        ImportFailed: when it returns too few results, or something else than tensors.
+    """
+    operands = [None if value is None else builder.emit(value) for value in inputs]
+    tensors = tuple(None if operand is None else _tensor_of(operand) for operand in operands)
+    node = replace(node, inputs=tensors, _builder=builder, _sources=operators.sources)
+    results = operators.call(operator, operator.implement, node, *operands)
+    if isinstance(results, relax.Tuple):
+        results = list(results.fields)
+    results = list(results) if isinstance(results, list | tuple) else [results]
+    if len(results) < node.outputs:
+        text = f"returns {len(results)} results for {node.outputs} outputs"
+        raise _operator_error(operator, name, text)
+    emitted = []
+    for output, result in zip(outputs, results, strict=False):
+        try:
+            emitted.append(builder.emit(result))
+            _tensor_of(emitted[-1])
+        except Exception as error:
+            what = f" for {quoted(output)}" if output else ""
+            text = f"returns no tensor{what}: {excerpt(str(error))}"
+            raise _operator_error(operator, name, text) from error
+    return emitted
+
+
+def _tensor_of(expr: Any) -> Tensor:
+    """Return shape and dtype of an emitted tensor, or raise OperatorError for anything else."""
+    try:
+        return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
+    except (AttributeError, TypeError):
+        raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
+
+
+def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
+    """Return the error for an operator that does not fit a node; `text` ends the sentence."""
+    return ImportFailed(
+        f"{operator.where}: the operator {operator} (node {name}) {text}",
+        fix=f"correct its implementation; {ADVICE}",
     )
 
 
@@ -263,6 +324,8 @@ def _record(
 
 
 class CustomPiece(NamedTuple):
+    """A node that a custom operator implements."""
+
     node: NodeProto
     use: UsedOperator
 
