@@ -253,7 +253,11 @@ LACKS = "tvmflow does not import the TFLite operator"
             f"{LACKS} SLICE of 3 entries from 1 along an axis of 3 (tensor 't3')",
         ),
         (_uneven_split, f"{LACKS} SPLIT of 3 entries to 2 outputs (tensor 't2')"),
-        (_huge, "'t2' has 6,597,069,766,656 elements, and the limit is 2,147,483,648"),
+        (
+            _huge,
+            "TILE (tensor 't2') cannot be imported: its result has 6,597,069,766,656 elements, "
+            "and the limit is 2,147,483,648",
+        ),
         (_unwritten, "tensor 'state' is read before anything computes it"),
     ],
 )
