@@ -51,7 +51,7 @@ test-gpu: $(VENV)/.ready-to-test
 
 # archives of PyTorch, compared with PyTorch: installs it, several GB unless its build for CPUs is there already
 test-pytorch: $(VENV)/.ready-to-test
-	@$(INSTALL) -e '.[$(TEST_EXTRAS),pytorch]'
+	@$(INSTALL) -e '.[$(TEST_EXTRAS),pytorch]' tokenizers
 	$(PYTEST) -m pytorch -rs
 
 # TFLite files of every operator, compared with LiteRT: installs it, 59 MB
