@@ -64,7 +64,6 @@ class ExecutionDevice:
         for name in ("tvm_runtime", "tvm_runtime_extra"):
             tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
         self._backend.load_runtime()
-        _register_functions()
 
     @property
     def _device(self) -> Any:
@@ -76,13 +75,24 @@ class ExecutionDevice:
 CPU: Final = ExecutionDevice(CpuBackend())
 
 
-def _register_functions() -> None:
-    """Register functions that libraries call by name and TVM defines in Python, unless it is loaded."""
+@contextlib.contextmanager
+def _registered_functions() -> Iterator[None]:
+    """Register functions that libraries find by name and TVM defines in Python, unless it is loaded.
+
+    A virtual machine keeps those that it finds when it is made. They are removed then: TVM cannot be imported where
+    its names are taken.
+    """
     import tvm_ffi
 
-    for name, function in _FUNCTIONS.items():
-        if tvm_ffi.get_global_func(name, allow_missing=True) is None:
-            tvm_ffi.register_global_func(name, function)
+    with _REGISTRATION:
+        names = [n for n in _FUNCTIONS if tvm_ffi.get_global_func(n, allow_missing=True) is None]
+        for name in names:
+            tvm_ffi.register_global_func(name, _FUNCTIONS[name])
+        try:
+            yield
+        finally:
+            for name in names:
+                tvm_ffi.registry.remove_global_func(name)
 
 
 def _find_nonzero(tensor: Any) -> Any:
@@ -127,6 +137,7 @@ def _shape_to_tensor(shape: Any) -> Any:
     return send_array(np.array([int(size) for size in shape], "int64"))
 
 
+_REGISTRATION: Final = threading.Lock()
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "relax.run.nonzero": _find_nonzero,
     "relax.run.shape_to_tensor": _shape_to_tensor,
@@ -206,8 +217,9 @@ class VirtualMachine:
         return self.pool.threads
 
     def _create_vm(self) -> Any:
-        vm = self._library["vm_load_executable"]()
-        vm["vm_initialization"](*self.device.allocators)
+        with _registered_functions():
+            vm = self._library["vm_load_executable"]()
+            vm["vm_initialization"](*self.device.allocators)
         return vm
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:

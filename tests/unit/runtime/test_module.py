@@ -92,12 +92,27 @@ def test_only_the_runtime_is_imported(any_bundle: Path, small_bundle: Path) -> N
     assert done.stdout.strip() == "[]"
 
 
+def test_tvm_can_be_imported_after_a_library(vm_bundle: Path) -> None:
+    """TVM registers functions under names that libraries need, and refuses names that are taken."""
+    code = (
+        "import sys, tvmflow, numpy as np; m = tvmflow.load(sys.argv[1]); "
+        "x = {'x': np.ones((2, 3), 'float32')}; before = m.run(x); import tvm; "
+        "print(np.array_equal(before['twice'], tvmflow.load(sys.argv[1]).run(x)['twice']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(vm_bundle)], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_functions_that_libraries_call_need_no_compiler() -> None:
     """TVM defines these in Python, beside its compiler."""
     code = """
 import sys, numpy as np, tvm_ffi
-from tvmflow.runtime.virtual_machine import CPU, view_tensor
+from tvmflow.runtime.virtual_machine import CPU, _registered_functions, view_tensor
 CPU.load_runtime()
+registered = _registered_functions()
+registered.__enter__()
 def call(name, array, *rest):
     found = tvm_ffi.get_global_func(f"relax.run.{name}")(view_tensor(array), *rest)
     return [np.from_dlpack(t).tolist() for t in ([found] if hasattr(found, "shape") else found)]
