@@ -39,7 +39,10 @@ TARGETS: Final = (
 NETWORKS: Final = {
     name: make
     for name, make in inspect.getmembers(_nets, inspect.isfunction)
-    if make.__module__ == "_nets" and not name.startswith("_") and name != "dynamic_shapes"
+    if make.__module__ == "_nets"
+    and not name.startswith("_")
+    # the others change a network that they are given
+    and all(p.default is not p.empty for p in inspect.signature(make).parameters.values())
 }
 
 Digests = dict[str, dict[str, golden.Digests]]
