@@ -349,9 +349,14 @@ def _lrn(op: Op) -> Value:
 # ---------------------------------------------------------------- sampling of images
 
 
-def _resize(op: Op, value: Value, size: Sequence[IrSize], **mode: str) -> Value:
-    sizes = op.graph.integers([*value.shape[:2], *size])
-    return op.add("Resize", value, NOTHING, NOTHING, sizes, **mode)
+def _repeat_pixels(op: Op, value: Value, times: Sequence[int]) -> Value:
+    """Return images with repeated rows and columns, in operators that fuse with others."""
+    batch, channels, height, width = value.shape
+    rows, columns = times
+    apart = op.graph.reshape(value, (batch, channels, height, 1, width, 1))
+    shape = op.graph.integers((batch, channels, height, rows, width, columns))
+    whole = (batch, channels, height * rows, width * columns)
+    return op.graph.reshape(op.add("Expand", apart, shape), whole)
 
 
 def _up_sampling(op: Op) -> Value:
@@ -371,8 +376,7 @@ def _up_sampling(op: Op) -> Value:
             whole, [n * part for n, part in zip(times, size, strict=True)]
         ):
             op.refuse(f"input {index} of size {shown(size)} does not divide {shown(whole)}")
-        nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        parts.append(_resize(op, value, whole, mode="nearest", **nearest))
+        parts.append(_repeat_pixels(op, value, times))
     if mode == "concat" and len(parts) > 1:
         return op.add("Concat", *parts, axis=1)
     return functools.reduce(lambda a, b: op.add("Add", a, b), parts)
@@ -426,7 +430,9 @@ def _bilinear_resize(op: Op) -> Value:
     if aligned and not all(op.ranges.is_certain(n != 1) for n in new_size):
         op.refuse("resizing to 1 with align_corners is not supported")
     coordinates = "align_corners" if aligned else "half_pixel"
-    return _resize(op, op[0], new_size, mode="linear", coordinate_transformation_mode=coordinates)
+    sizes = op.graph.integers([*op.sizes()[:2], *new_size])
+    attributes = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    return op.add("Resize", op[0], NOTHING, NOTHING, sizes, **attributes)
 
 
 def _sample(op: Op, grid: Value) -> Value:
