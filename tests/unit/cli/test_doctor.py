@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tvmflow.cli import doctor, machines, main
 from tvmflow.cli.doctor import Finding, examine_disks
 from tvmflow.core import packages
-from tvmflow.core.packages import REQUIREMENTS, install_command
+from tvmflow.core.packages import REQUIREMENTS, NotInstalled, install_command
 from tvmflow.frontends.peers import PEERS
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.resolve import Capabilities
@@ -179,3 +180,16 @@ def test_every_runtime_for_comparisons_is_listed(
         peer.traits.name for peer in PEERS.values()
     ]
     assert all(finding.good or finding.fix.startswith("pip install ") for finding in listed)
+
+
+def test_a_framework_that_is_absent_is_named_by_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not by the errors of an import that cannot succeed."""
+
+    def find(name: str) -> NoReturn:
+        raise NotInstalled(f"{name} is not installed")
+
+    monkeypatch.setattr("tvmflow.core.packages.find_package", find)
+    with pytest.raises(NotInstalled, match=r"^mxnet is not installed"):
+        doctor.probe_reference("mxnet", lambda **_: None)
