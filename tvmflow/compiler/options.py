@@ -11,7 +11,7 @@ from tvmflow.core.types import Json, Precision
 LOWERING_VERSION: Final = 40
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 29
+SCHEDULES_VERSION: Final = 30
 """Raise it when the schedule rules give other schedules."""
 
 _FLOAT_BITS: Final = 32

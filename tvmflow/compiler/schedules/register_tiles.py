@@ -215,7 +215,9 @@ class _ResultLoops(NamedTuple):
     vector: Any
 
 
-def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) -> _ResultLoops:
+def _split_result(
+    schedule: Schedule, reduction: SingleReduction, tile: Tile, *, computes_tails: bool
+) -> _ResultLoops:
     main, final, axes = reduction.main, reduction.final, reduction.axes
     last = len(main.spatial_extents) - 1
     loops = list(schedule.get_loops(final.handle))
@@ -224,7 +226,8 @@ def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) ->
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
     split = _ResultLoops(outer=outer, window=[], registers=[], stores=[], vector=vector)
-    if final.spatial_extents[last] != main.spatial_extents[last]:
+    is_padded_result = final.spatial_extents[last] != main.spatial_extents[last]
+    if is_padded_result and not computes_tails:
         # the last vector is stored in parts: those beyond the end are left out
         width = math.gcd(final.spatial_extents[last], axes.lanes)
         part, vector = schedule.split(vector, [None, width])
@@ -241,7 +244,8 @@ def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) ->
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
     pad, main, _, axes = reduction
-    loops = _split_result(schedule, reduction, tile)
+    computes_tails = cpu.broadcasts_first and dot_products.find_products(main) is None
+    loops = _split_result(schedule, reduction, tile, computes_tails=computes_tails)
     around, within = _order_outer_loops(loops.outer, reduction, tile, loops.window)
     schedule.reorder(*around, *within, *loops.registers, *loops.stores, loops.vector)
     pads_rows = _pads_rows_of_tiles(reduction, tile)
@@ -254,7 +258,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     for loop in (*loops.registers, *loops.stores):
         schedule.unroll(loop)
     schedule.vectorize(loops.vector)
-    if cpu.broadcasts_first and dot_products.find_products(main) is None:
+    if computes_tails:
         for loop in (parallel, *within):
             schedule.annotate(loop, TAIL_HINT, 1)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
