@@ -42,7 +42,7 @@ PARTITION_HINT: Final = "pragma_loop_partition_hint"
 """The attribute of a loop whose first or last iterations LoopPartition takes apart."""
 
 TAIL_HINT: Final = "tvmflow.computes_tails_apart"
-"""The annotation of a loop over tiles of which the last, cut by a static extent, gets code of its own."""
+"""The annotation of a loop over tiles whose remainder tile gets its own code, although its extent is static."""
 
 # More than any size of a tensor; none is below 1.
 _MOST: Final = 1 << 31
@@ -71,7 +71,7 @@ class _Condition(NamedTuple):
 
 @kernel_pass
 def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Tell whole tiles of dynamic loops, or of those with a `TAIL_HINT`, from the last one."""
+    """Split loops, dynamic or with a `TAIL_HINT`, into whole tiles and the remainder tile."""
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops) and not any(TAIL_HINT in loop.annotations for loop in loops):
         return function
@@ -441,7 +441,7 @@ class _Splitter:
     def _branch(
         self, loop: tirx.For, found: Sequence[_Condition], tests: Sequence[Any]
     ) -> tirx.Stmt:
-        """Return the body of a loop with a tile for each end: of rows, of vectors, of both."""
+        """Return the body with separate code for whole tiles and tails of rows, vectors, and both."""
         if not tests:
             return loop.body
         test, *others = tests

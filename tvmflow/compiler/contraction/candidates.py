@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -141,30 +141,39 @@ def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
 
 
 def computes_tails_apart(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
-    """Return whether smaller tiles compute the last rows and vectors, so that no element is tested."""
+    """Return whether remainder tiles compute the tails, so that whole tiles need no bounds checks."""
     return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.VECTORS)
 
 
 def _estimate_with_tail_tiles(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile and of the smaller ones at both ends."""
+    """Estimate the share of the peak throughput of a tile together with its remainder tiles."""
     rows = [(problem.rows, tile.rows)]
     if not problem.has_dynamic_rows:
         rows = _split(problem.rows, tile.rows)
     vectors = [(problem.vectors, tile.vectors)]
     if not problem.has_dynamic_vectors:
         vectors = _split(problem.vectors, tile.vectors)
-    time = sum(
-        covered * width / _estimate_whole_tile(problem, RegisterTile(height, breadth), cpu)
-        for covered, height in rows
-        for width, breadth in vectors
-    )
+    time = _add_times(rows, vectors, lambda part: _estimate_whole_tile(problem, part, cpu))
     return problem.rows * problem.vectors / time
 
 
 def _split(extent: int, size: int) -> list[tuple[int, int]]:
-    """Return how much of an extent tiles of a size cover, and the tile that covers the rest."""
+    """Return (covered extent, tile size) of the whole tiles and of the remainder tile."""
     tail = extent % size
     return [part for part in ((extent - tail, size), (tail, tail)) if part[0]]
+
+
+def _add_times(
+    rows: Sequence[tuple[int, int]],
+    vectors: Sequence[tuple[int, int]],
+    speed: Callable[[RegisterTile], float],
+) -> float:
+    """Return the time of all parts of a product in multiplications of vectors."""
+    return sum(
+        height * width / speed(RegisterTile(part_rows, part_vectors))
+        for height, part_rows in rows
+        for width, part_vectors in vectors
+    )
 
 
 def _round_up(extent: int, size: int) -> int:
@@ -202,8 +211,9 @@ def _estimate_tail(
         return 0.0 if has_tail[0] else of_vectors
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
         return of_vectors * (VECTORS.tested_tile if has_tail[0] else 1.0)
-    if _broadcasts(problem.arithmetic, cpu):
-        is_spilled = _is_spilled(problem, tile, cpu, more=problem.is_product and has_tail[0])
+    if problem.arithmetic is Arithmetic.DOT and cpu.broadcasts_first:
+        tests_rows = problem.is_product and has_tail[0]
+        is_spilled = _is_spilled(problem, tile, cpu, tests_rows=tests_rows)
         is_spilled = is_spilled or (tile.rows > FEW_ROWS and all(has_tail))
         return BROADCAST.spilled if is_spilled else 1.0
     of_rows = _estimate_row_tail(problem, tile, cpu) if has_tail[0] else 1.0
@@ -265,13 +275,14 @@ def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel)
 
 
 def _is_spilled(
-    problem: Contraction, tile: RegisterTile, cpu: CpuModel, *, more: bool = False
+    problem: Contraction, tile: RegisterTile, cpu: CpuModel, *, tests_rows: bool = False
 ) -> bool:
     """Return whether a tile and its operands need more registers than there are."""
     # LLVM unrolls a loop of one vector twice, and holds the values of all rows then
     rows_are_held = tile.vectors == 1 or tile.rows <= tile.vectors
     operands = tile.rows if rows_are_held and not problem.holds_vectors else tile.vectors
-    return tile.accumulators + operands + (1 if cpu.has_fma else 2) + more > cpu.registers
+    others = (1 if cpu.has_fma else 2) + (1 if tests_rows else 0)
+    return tile.accumulators + operands + others > cpu.registers
 
 
 def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
@@ -629,13 +640,9 @@ def _estimate_parts(
     tile: RegisterTile, rows: int, vectors: int, cpu: CpuModel, packing_time: float = 0
 ) -> float:
     """Return the time of a product whose tails are smaller tiles, in multiplications of vectors."""
-    return sum(
-        count * packing_time
-        + sum(
-            count * covered / estimate_packed_speed(RegisterTile(part, width), cpu)
-            for covered, part in _split(rows, tile.rows)
-        )
-        for count, width in _split(vectors, tile.vectors)
+    parts = _split(rows, tile.rows), _split(vectors, tile.vectors)
+    return vectors * packing_time + _add_times(
+        *parts, lambda part: estimate_packed_speed(part, cpu)
     )
 
 

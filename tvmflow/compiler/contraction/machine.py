@@ -152,9 +152,8 @@ class BroadcastCosts(NamedTuple):
     LLVM holds the rows or the vectors of a tile while it multiplies, whichever are fewer.
     """
 
-    load: float = (
-        0.1  # the time of a load from the first-level cache that multiplications do not hide
-    )
+    # the time of a load from the first-level cache that multiplications do not hide
+    load: float = 0.1
     l2_load: float = 0.3  # the same from the second-level cache
     l2_bytes_per_cycle: int = 32  # how fast weights are read from that cache
     # a load broadcasts to vectors of this many float32; values are shuffled to all lanes of others
@@ -165,7 +164,7 @@ class BroadcastCosts(NamedTuple):
     pair_instructions: int = 3
     weight_load_of_pairs: float = 0.2  # the time of that load
     broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
-    # of wider depthwise kernels LLVM loads this many vectors of data early
+    # for depthwise kernels wider than `narrow_kernel`, LLVM loads this many vectors of data ahead
     narrow_kernel: int = 3
     early_loads: int = 2
 

@@ -244,7 +244,7 @@ def _split_result(
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
     pad, main, _, axes = reduction
-    computes_tails = cpu.broadcasts_first and dot_products.find_products(main) is None
+    computes_tails = candidates.computes_tails_apart(_find_arithmetic(main, axes, cpu), cpu)
     loops = _split_result(schedule, reduction, tile, computes_tails=computes_tails)
     around, within = _order_outer_loops(loops.outer, reduction, tile, loops.window)
     schedule.reorder(*around, *within, *loops.registers, *loops.stores, loops.vector)
