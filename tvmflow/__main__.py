@@ -133,7 +133,7 @@ def _discard_output() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:
-        # no more files may be open: with nothing to write to, there is nothing to say either
+        # no file descriptor is left to open os.devnull with: nothing can be written, not even an error
         os.close(sys.stdout.fileno())
 
 

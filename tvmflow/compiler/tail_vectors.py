@@ -70,7 +70,7 @@ def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_conditional(loop: tirx.For) -> bool:
-    """Return whether a loop is a vector that is stored under a condition."""
+    """Return whether a loop is vectorized and its store is predicated."""
     return (
         int(loop.kind) == tirx.ForKind.VECTORIZED
         and isinstance(loop.body, SBlockRealize)

@@ -192,7 +192,8 @@ def _list_holders(status: os.stat_result) -> list[int]:
     pids = []
     for line in read_text("/proc/locks").splitlines():
         words = line.split()
-        # a line with an arrow is of a process that waits; some file systems give another device
+        # lines with an arrow name waiting processes; only the inode is compared, as some file systems report
+        # another device here
         if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino):
             pids.append(int(words[4]))
     return pids

@@ -102,7 +102,7 @@ def quoted(text: str) -> str:
 
 
 def names_text(names: "Collection[str]", limit: int = 20) -> str:
-    """Return excerpts of names on one line, of many the first ones: `a, b, c and 40 more`."""
+    """Return excerpts of up to `limit` names, and the number of the others: `a, b, c and 40 more`."""
     shown = ", ".join(excerpt(name) for name in [*names][:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown

@@ -75,7 +75,7 @@ def list_changes(
     settings = _find_changes(before["settings"], after["settings"])
     if any(change.path in _BUDGET for change in settings):
         old, new = (_describe_budget(preimage["settings"]["tune"]) for preimage in (before, after))
-        # `pick_best` only knows whether there was a search
+        # settings of `pick_best` say only whether there was a search: both texts may be equal
         causes += [f"{after['stage']}: {old} -> {new}"] if old != new else []
         settings = [change for change in settings if change.path not in _BUDGET]
     edited = [change for change in settings if not change.is_one_sided]

@@ -30,7 +30,7 @@ def did_you_mean(
 ) -> str:
     """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing.
 
-    `meant` returns the valid names for what others call them, or None if it does not know a name.
+    `meant` returns the valid names that a name from elsewhere may stand for, or None if it does not know that name.
     """
     names = meant(name[:_LONGEST]) if meant else None
     if names is None:

@@ -124,7 +124,7 @@ def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> fro
 
 
 def note_failure(name: str, notes: Notes) -> None:
-    """Note that a task has failed: doit removes it from its database as if it were forgotten."""
+    """Remove a failed task's note: doit drops the task, which must not look like `doit forget`."""
     notes.remove(_NOTES, name)
 
 

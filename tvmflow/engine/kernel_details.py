@@ -37,7 +37,7 @@ from tvmflow.tuning.tuning_job import TuneFacts
 class BuiltLibrary(NamedTuple):
     """A library that was built, named `RECIPE/TARGET`; `command` makes what is missing.
 
-    The keys of its results are by the names of the stages. `problem` says why some facts cannot be read.
+    `keys` maps each stage's name to the key of its result. `problem` says why some facts cannot be read.
     """
 
     name: str

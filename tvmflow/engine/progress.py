@@ -538,7 +538,7 @@ def _draw_head(progress: RunProgress, columns: int, now: float) -> Line:
 
 
 def _draw_table(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return a row for each target, with its stages; of too many, the most important rows."""
+    """Return a row of stages for each target; if not all fit, the most important rows."""
     rows = group_by_target(progress.stages.values())
     names = list(dict.fromkeys(stage.stage for stage in progress.stages.values()))
     several = len({stage.recipe for stage in progress.stages.values()}) > 1

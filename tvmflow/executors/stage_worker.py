@@ -52,7 +52,7 @@ def list_written_folders(call: StageCall) -> list[str]:
 
 
 def _check_tools(call: StageCall) -> None:
-    """Raise EnvironmentProblem when this process has another package than the key of the stage names."""
+    """Raise EnvironmentProblem if a package here differs from the one that the stage was planned with."""
     for name, planned in call.tools.items():
         actual = packages.identity(name)
         if actual != planned:

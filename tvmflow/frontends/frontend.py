@@ -138,7 +138,7 @@ class Frontend(ABC):
         """
 
     def list_dynamic_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the inputs that a new recipe names; all files of the model are there."""
+        """Return the inputs that a new recipe names; `files` must have all files of the model."""
         return self.read_facts(files).inputs
 
     def load(

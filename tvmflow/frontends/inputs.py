@@ -324,7 +324,7 @@ class InputLine(NamedTuple):
 def suggest_inputs(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> list[InputLine]:
-    """Return the lines below `inputs:` of a recipe, with SIZE for each size that nobody gives."""
+    """Return the lines below `inputs:` of a recipe, with the placeholder SIZE for each unknown size."""
     return [
         InputLine(
             f"  {_yaml_line(value, request)}",

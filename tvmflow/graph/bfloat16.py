@@ -24,7 +24,7 @@ def to_float32(value: Any) -> Any:
 
 
 def from_float32(value: Any) -> Any:
-    """Return a float32 as the nearest bfloat16; of two, the even one. NaN stays NaN."""
+    """Round a float32 to the nearest bfloat16, ties to even. NaN stays NaN."""
     bits = tirx.Var("bits", "uint32")
     even = (bits >> _number(BITS)) & _number(1)
     is_nan = (bits & _number(0x7FFFFFFF)) > _number(_INFINITY)

@@ -84,7 +84,7 @@ def _find_result(function: relax.Function, bindings: Sequence[Any]) -> Any:
 
 
 def _list_read(expr: Any) -> list[Any]:
-    """Return the variables that an expression reads, without the sizes in the type of a tuple."""
+    """Return the variables that an expression reads, but no symbolic sizes in the type of a tuple."""
     if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Var):
         return [expr.tuple_value]
     return ir.list_variables(expr)

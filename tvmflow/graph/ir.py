@@ -33,7 +33,7 @@ def load_module(path: Path) -> tvm.IRModule:
 
 
 def operators(*names: str) -> frozenset[str]:
-    """Return the operators of Relax whose names, without `relax.`, are the words of some texts."""
+    """Return the Relax operators with these names, separated by spaces; `relax.` is prepended."""
     return frozenset(f"relax.{name}" for words in names for name in words.split())
 
 
@@ -377,7 +377,7 @@ def is_size(param: Any) -> bool:
 def is_view(function: tirx.PrimFunc) -> bool:
     """Return whether a kernel only copies its one input to its output, so that both can be one tensor.
 
-    Of some with dynamic shapes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
+    TVM's analysis fails for some kernels with dynamic shapes (apache-tvm 0.27): these do not count as views.
     """
     tensors = [param for param in function.params if not is_size(param)]
     # a copy of the first elements, as of blocks without their padding, has the pattern of a reshape, too

@@ -101,7 +101,7 @@ def list_kernels(
 ) -> tuple[LibraryKernels, ...]:
     """Return the known facts of the kernels of each library."""
     facts = ReportedFacts(reports)
-    # of an old or a damaged record: the page goes without
+    # an old or damaged record has no readable facts: the page is made without them
     for problem in facts.problems.values():
         _log.warning("%s", problem)
     libraries = (

@@ -51,7 +51,7 @@ def _package_root() -> str:
 
 
 def without_password(word: str) -> str:
-    """Return a word without an address's user and password, which digests in the store must not contain."""
+    """Return a word without the user and password of a URL, which must not get into stored digests."""
     scheme, colon, rest = word.partition("://")
     return scheme + colon + (rest.rpartition("@")[2] if colon else rest)
 

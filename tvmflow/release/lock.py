@@ -87,8 +87,8 @@ def make_lock(
 ) -> LockFile:
     """Return a lock file, the same for the same results on every machine.
 
-    All stages of the plan have results; paths of recipes become relative to `folder`. A locked run takes the results
-    of the search from the lock file that it `enforced`.
+    All stages of the plan have results; paths of recipes become relative to `folder`. In a locked run, the
+    results of the search come from `enforced`, the lock file that the run obeyed.
     """
     entries = {}
     for planned in sorted(recipes, key=lambda planned: planned.recipe.name):

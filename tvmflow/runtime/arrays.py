@@ -32,7 +32,7 @@ ALIGNMENT: Final = 64
 _HOST_DEVICES: Final = (1, 3, 11, 13)
 # Below, the library's copy from aligned memory costs less than aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
-# The memory of one result that the caller keeps, and that of the next.
+# Released buffers that are kept for reuse: one for a result that the caller keeps, one for the next.
 _MAX_SPARE: Final = 2
 
 

@@ -282,7 +282,7 @@ def _find_wrong_files(
     contents: Mapping[str, bytes],
     copies: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield a sentence for every file that is not as described; files in `copies` are written there."""
+    """Yield a sentence for each file that the manifest does not match; copy files to paths in `copies`."""
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):

@@ -199,7 +199,7 @@ def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int
 
 
 def _cast(values: Array, spec: TensorSpec, file: InputFile) -> Array:
-    """Return numbers in the dtype of an input, which must hold them."""
+    """Cast values to the dtype of an input; UsageError if it cannot represent them."""
     import numpy as np
 
     with np.errstate(over="ignore"):

@@ -91,7 +91,7 @@ def load(
 
 @contextlib.contextmanager
 def _temporary_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a folder for libraries, which loaders map: their files are not needed afterwards."""
+    """Yield a temporary folder to load libraries from; they are mapped, and not needed on disk afterwards."""
     # Windows removes no file that is mapped
     keeps_mapped = sys.platform == "win32"
     try:

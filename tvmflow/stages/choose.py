@@ -95,7 +95,7 @@ class ChooseSettings(TrialSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
-    """Return the target of the lowering, and the machine of measurements."""
+    """Return the settings: how the model is lowered, and where it is measured."""
     is_here = backend_for(target.tvm).RUNS_ON_HOST_CPU and not target.remote
     return ChooseSettings(
         lowering=lowering_options(recipe),

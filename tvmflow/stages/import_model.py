@@ -221,7 +221,7 @@ def _load(
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
-    # a part gets tensors, and no counts
+    # a part returns tensors of data-dependent shapes, not padded ones with a count
     loaded = frontend.load(
         files, specs, settings.tensors, arrays, dimensions, counts_rows=not settings.tensors
     )
@@ -272,7 +272,7 @@ def _advise_sizes(
 
 
 def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
-    """Return a dimension without the sizes that are not multiples; None if less than two are left."""
+    """Restrict a dimension to multiples of `step`; None if fewer than two sizes are left."""
     step = math.lcm(step, dimension.multiple_of)
     least, largest = -(-dimension.min // step) * step, dimension.max // step * step
     return Dimension(dimension.name, least, largest, step) if least < largest else None

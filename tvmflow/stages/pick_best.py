@@ -145,7 +145,7 @@ class Finalist(NamedTuple):
 
     Attributes:
         ledger_s: Its median in seconds when it was found.
-        samples: One time a round; the geometric mean of those at several sizes.
+        samples: A time for each round: for several sizes, the geometric mean of their times.
         sizes: For a kernel that is measured at several sizes, the samples at each.
     """
 

@@ -593,6 +593,6 @@ def select_kernels(
 
 
 def _is_selected_by(pattern: str, names: Sequence[str]) -> bool:
-    """Return whether this is a kernel's name, a pattern of it, or an operator in it (conv2d)."""
+    """Return whether a pattern matches a kernel's name, or names an operator in it (conv2d)."""
     operator = re.compile(rf"(^|_){re.escape(pattern)}\d*(_|$)")
     return any(fnmatch.fnmatchcase(name, pattern) or operator.search(name) for name in names)

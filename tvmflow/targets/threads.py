@@ -45,9 +45,9 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the default number of threads of kernels: the environment's, or that of usable cores.
+    """Return the default number of kernel threads: the environment's, or one for each usable core.
 
-    TVM obeys both variables, and would otherwise take half of the machine's CPUs.
+    TVM obeys TVM_NUM_THREADS and OMP_NUM_THREADS. Without them, it would take half of the machine's CPUs.
     """
     for name in (VARIABLE, "OMP_NUM_THREADS"):
         value = environment.get(name, "")

@@ -185,7 +185,7 @@ class Budget:
         ordered = sorted(shares, key=lambda share: (-share.calls * share.flops, share.key))
         histories = [_WorkloadHistory(share) for share in ordered]
         times = [share.calls * share.untuned_s for share in ordered]
-        # Without the time of an inference no gain is too small.
+        # If the time of an inference is unknown, every expected gain is worth a batch.
         self._is_timed = 0 < sum(times) < math.inf
         # Where the roofline is not known, too much seems possible for a small gain to be distinguished from none.
         is_limited = self._is_timed and all(share.least_s for share in shares)

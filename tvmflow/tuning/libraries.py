@@ -717,7 +717,7 @@ class ChoiceLibraries:
     def _drop_slower(
         self, fork_server: ForkServer, rule: LoweredChoices, choices: Choices
     ) -> LibraryTimes:
-        """Time the library with all choices, without those by which an operator is slower in it."""
+        """Time the library with all choices; drop those that make their operator slower, and repeat."""
         slower: set[str] = set()
         while left := {text: choice for text, choice in choices.items() if text not in slower}:
             other = self.lower(left, "chosen.json")

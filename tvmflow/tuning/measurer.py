@@ -243,7 +243,7 @@ class Measurer:
 
 
 class _BuildRunGate:
-    """Admits builders together and runners one by one, and unless `concurrent`, never both.
+    """Admits many builders or one runner; both at the same time only if `concurrent`.
 
     Waiting runners go first, so that no finished build waits for long.
     """

@@ -4,10 +4,10 @@ A ledger accepts a target's trials only if this machine could have measured them
 that target already: times of another device or TVM build mislead a search.
 
 A pack is one file with the records of many targets and workloads. It is JSON lines, gzipped or not: a header, then
-for each workload a line that names it and a line for each record. The ledger that receives all of them decides as
-the one that they come from. Equal content has equal bytes. Anybody may have written a pack: it is checked as a
-whole before the first record enters the ledger, and read line by line within limits, so that no file, however
-small, fills the memory.
+for each workload a line that names it and a line for each record. A ledger that imports all of them makes the
+same choices as the ledger that they were exported from. Equal content has equal bytes. Anybody may have written a
+pack: it is checked as a whole before the first record enters the ledger, and read line by line within limits, so that
+no file, however small, fills the memory.
 """
 
 from __future__ import annotations

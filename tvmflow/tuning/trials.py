@@ -239,7 +239,7 @@ class ChoiceTimes(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """The workload and target that a file is about; a copy under another name is not that one's file."""
+    """The workload and target that a ledger file is for; reveals files copied from another one."""
 
     workload: StrictStr
     target: StrictStr

@@ -204,7 +204,7 @@ class WorkClock:
         self._last_s, self._last_cpu_s = self._read_s(), cpu_clock()
 
     def now(self) -> float:
-        """Return the time in seconds since some moment."""
+        """Return the clock's time in seconds; only differences are meaningful."""
         with self._lock:
             now_s, cpu_s = self._read_s(), self._cpu_clock()
             silent_s, busy_s = now_s - self._last_s, cpu_s - self._last_cpu_s

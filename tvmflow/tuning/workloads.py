@@ -131,7 +131,7 @@ def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.
 
 
 def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the numbers of size variables for each measurement; `[{}]` if there are none."""
+    """Return the values of the size variables for each measurement; `[{}]` if there are none."""
     return list_compared_sizes(mod)[:-1] or [{}]
 
 

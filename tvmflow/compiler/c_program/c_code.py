@@ -508,7 +508,7 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 def write_tasks(
     number: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
-    """Return the C code that computes the useful tasks of a call (of a number), and their maximum."""
+    """Return C code that computes how many parallel tasks a kernel call is worth, and their maximum."""
     if not sizes:
         most = count_tasks(work)
         operations, loops = str(min(_count(work)[0], _MAX_OPERATIONS)), str(_count(work)[1])

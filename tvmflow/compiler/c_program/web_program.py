@@ -340,7 +340,7 @@ class _Writer:
                     self._free.append(self._buffers_of_tensors.pop(storage))
 
     def _find(self, storage: Storage) -> int:
-        """Return the buffer of a tensor; one between steps gets its buffer when it is first named."""
+        """Return the buffer of a tensor; an intermediate tensor gets one when a step first uses it."""
         if storage.place != "arena":
             return self._fixed[storage.place, storage.index]
         if storage not in self._buffers_of_tensors:

@@ -443,10 +443,10 @@ def generate_tiles(
     weights_outside: bool,
     cpu: CpuModel,
 ) -> Iterator[Tile]:
-    """Yield all tiles that fit the registers, in the order of their estimated speed.
+    """Yield all tiles that fit the registers, ranked by estimated speed.
 
-    The first tiles have the best window, or weights outside where these are better there. With `has_order`, there are
-    loops over weights and over data.
+    The preferred loop order comes first for all shapes: loops over weights outside if `weights_outside`, otherwise
+    windows of the best height. With `has_order`, there are loops over weights and over data, and both orders are tried.
     """
     shapes = [(speed, shape) for speed, shape in rank_tiles(problem, cpu) if speed > 0]
     heights = [0] if window is None else _choose_window_heights(window, cpu)
@@ -669,7 +669,7 @@ def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> i
 
 
 def divide_accumulators(terms: int, accumulators: int, wanted: int) -> int:
-    """Return in how many parts reductions have the wanted number of accumulators; a divisor of the terms."""
+    """Return the number of partial sums, a divisor of `terms`, that need `wanted` accumulators at most."""
     return largest_divisor(terms, max(1, wanted // accumulators))
 
 

@@ -322,7 +322,7 @@ class AttentionTile(NamedTuple):
 
     @property
     def query_stride(self) -> int:
-        """The distance of rows in shared memory that have a value for each query, in few banks."""
+        """The stride of rows with a value for each query in shared memory, padded against bank conflicts."""
         return self.queries + VECTOR
 
     @property

@@ -352,7 +352,7 @@ class CpuModel(NamedTuple):
         return (1, 2) if self.multiplicand_lanes else (1,)
 
     def for_float16(self) -> CpuModel:
-        """Return the CPU with vectors of float16, twice as many values as of float32 in registers and caches."""
+        """Return the CPU model for float16: vectors and caches hold twice as many values as of float32."""
         return self._replace(
             lanes=2 * self.lanes,
             multiplicand_lanes=2 * self.multiplicand_lanes,

@@ -62,7 +62,7 @@ _Scores = tuple[Any, list[_Step]]
 
 
 class _AttentionFuser(TargetRewriter):
-    """Rewrites the last product of attention, or the transpose behind it."""
+    """Fuses attention, at its second matmul (probabilities × values) or at the transpose after it."""
 
     OPERATORS = ir.operators("matmul permute_dims")
 

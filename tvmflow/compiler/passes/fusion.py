@@ -389,7 +389,7 @@ def _merge(kernel: tirx.PrimFunc, fits: Callable[[SBlockRealize], bool]) -> tirx
 
 
 def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return the axes of rows and columns of a block that accesses images only at one pixel, else None."""
+    """Return the row and column axes of a block that reads and writes images pixel by pixel, else None."""
     block = realize.block
     axes = list(block.iter_vars)
     pairs = [

@@ -144,7 +144,7 @@ _MAX_ELEMENTS: Final = 1 << 31
 # This many values are reduced along columns before the first of them is read along a row: loading a vector that was
 # just stored as two would stall.
 _STRIP: Final = 2048
-# Windows of more rows are not a sequence of additions, but a loop.
+# Windows with more rows are reduced in a loop, which is not unrolled; ones with more columns are not rewritten.
 _MAX_UNROLLED: Final = 16
 
 

@@ -211,7 +211,7 @@ class _Lowering:
         return self._pad_units(scales, [self._operator.directions, self._operator.gates])
 
     def _starts(self) -> Any:
-        """Return the initial accumulators, where the integer of a state of 0 is not 0: (d, g, u)."""
+        """Return initial accumulators that correct for the state's zero point, (d, g, u); None without one."""
         dots = self._layer.dots
         if self._integers is None or dots is None or not dots.zero_point:
             return None

@@ -432,7 +432,7 @@ def _select(condition: Any, a: Word, b: Word) -> Word:
 
 
 def _split_size(size: int) -> tuple[int, int]:
-    """Return the length of runs and the number of passes that merge them, for at least this many words."""
+    """Return the length of a sorted run and the number of merge passes for `size` words, rounded up."""
     passes = 0
     while size > _MAX_NETWORK << passes:
         passes += 1

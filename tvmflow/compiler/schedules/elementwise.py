@@ -93,7 +93,8 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
         schedule.vectorize(vector)
         outer = [*loops[:-1], vectors]
     elif (position := find_axis_without_slow_indices(block)) is not None:
-        # indices are computed once for the values of an axis that stay in the cache
+        # no slow index depends on this axis: innermost, it uses each computed index for as many
+        # values as stay in the cache
         outer = [*loops[:position], *loops[position + 1 :]]
         inner = loops[position]
         if position not in block.dynamic_axes:
@@ -457,9 +458,10 @@ def _list_conditions(value: Any) -> list[Any]:
 
 
 def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
-    """Return the indices of an axis from which on a comparison holds, fails, or depends on inner axes.
+    """Return the indices of an axis at which the outcome of a comparison changes.
 
-    There are none along a dynamic axis. The axes come with their lengths, outermost first.
+    A comparison holds, fails, or depends on inner axes. A dynamic axis has no such indices. `axes` lists the axes with
+    their lengths, outermost first.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))

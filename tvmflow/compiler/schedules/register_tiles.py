@@ -181,7 +181,7 @@ def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> l
         schedule.transform_block_layout(block.handle, _index_map(merge, block.axes))
     layout = _index_map(merge, main.spatial_axes)
     schedule.transform_layout(main.handle, ("write", 0), layout)
-    # Axes of length one are no longer simple loops.
+    # An axis of length one is no longer a simple loop after this, and the analysis may reject its block.
     return analyze_blocks(schedule) or []
 
 
@@ -585,7 +585,7 @@ class ReductionAxes(NamedTuple):
 
 
 class _Loads(NamedTuple):
-    """The loads of a reduction: vectors of some strides, and scalars, for one product or several."""
+    """The vector and scalar loads of a reduction. `has_products`: it sums several products at once."""
 
     vectors: list[Any]
     scalars: list[Any]

@@ -1,4 +1,4 @@
-"""The definition of kernels that are written with their schedules, statement by statement."""
+"""Define TIR kernels statement by statement, with the loops that a schedule would otherwise make."""
 
 from __future__ import annotations
 

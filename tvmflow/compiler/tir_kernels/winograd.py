@@ -484,7 +484,7 @@ class _DynamicLoops:
     ) -> None:
         """Emit the product of a matrix, a tile, and the transpose of the matrix.
 
-        `load` takes row, column and lane of the tile, `store` the same of the product, and the value.
+        `load` takes a row, column and lane of the tile. `store` takes those of the product, and the value to store.
         """
         rows, edge = matrix.shape
         half = allocate_registers(rows, edge, self._lanes)

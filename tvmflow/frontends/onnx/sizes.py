@@ -279,7 +279,7 @@ class Sizes(SizeRanges):
 def apply_rule(
     rule: SizeRule, ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
 ) -> SizeValue | None:
-    """Return the result of a node for constants and expressions of dimensions; None if it has none.
+    """Return a node's value from constants and symbolic dimensions; None if unknown or too large.
 
     The operand of `Shape` and `Size` is the shape.
     """

@@ -122,7 +122,7 @@ class PytorchFrontend(OneFileFrontend):
         }
 
     def reference_version(self) -> str:
-        """Return the version of the installed PyTorch, which also needs its exporter to ONNX."""
+        """Return the installed PyTorch's version; the packages of its ONNX exporter must be installed too."""
         versions = [packages.find_package(name).version for name in _EXPORTER]
         return versions[-1]
 

@@ -178,10 +178,10 @@ class ModelObserver:
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelObserver:
-        """Return the same library for a model with the same outputs.
+        """Return an observer for a rewritten model with the same outputs, which shares the library.
 
-        `origins` has for each tensor of that model the tensor of this one that it is a product of, and the factors or
-        None.
+        `origins` maps each tensor of that model to a tensor of this one, and to the factors that this one's values are
+        multiplied by; None for no factors.
         """
         following = copy(self)
         following._origins = dict(origins)

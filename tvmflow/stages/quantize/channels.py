@@ -192,7 +192,7 @@ _BITS: Final = 12
 
 
 class Means(NamedTuple):
-    """The means of the channels that a layer reads, of the float model and of the integers."""
+    """Per-channel means of a layer's input: exact ones, and those of the input rounded to integers."""
 
     exact: Array
     rounded: Array

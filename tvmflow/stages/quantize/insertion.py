@@ -244,7 +244,7 @@ def _with_parameters(mod: tvm.IRModule, params: Sequence[Any], inputs: int) -> t
 
 
 class LayerRewriter(MainRewriter):
-    """Rewrites layers, and lets operators that share tensors with them read others in their place."""
+    """Rewrites layers, and lets the operators in `FOLLOWERS` read replacements of their tensors."""
 
     def __init__(self, mod: tvm.IRModule, layers: Mapping[Any, Any]) -> None:
         super().__init__(mod)

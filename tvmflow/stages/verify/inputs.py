@@ -278,7 +278,7 @@ def run_reference_on(
 
 
 def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:
-    """Return whether no number overflows; integers cannot."""
+    """Return whether all values of these outputs are finite; integers always are."""
     return all(
         np.isfinite(batch[name]).all() for batch in outputs for name in names if batch[name].size
     )

@@ -427,7 +427,8 @@ def time_sizes(
 ) -> None:
     """Time a library and the reference at all sizes, where they can be timed.
 
-    With `compare: [fixed]`, a library of each size alone is built, untuned, and timed interleaved with it.
+    With `compare: [fixed]`, an untuned library with fixed shapes is built for each size. It is timed interleaved with
+    the dynamic one.
     """
     if library.timed is None:
         return

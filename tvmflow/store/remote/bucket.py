@@ -106,7 +106,7 @@ class NoObject(Exception):
 
 
 class ObjectSource:
-    """The bytes of an object from a position on; none without an `answer`."""
+    """The bytes of an object from the position `start` on; no bytes without an `answer`."""
 
     def __init__(
         self, answer: Any, total: int, timeout_s: float, start: int = 0, validator: str = ""

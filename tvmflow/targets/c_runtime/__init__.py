@@ -383,7 +383,7 @@ def compile_isa_levels(model: DescribedModel, folder: Path) -> list[Path]:
 def list_statuses(
     has_dimensions: bool, has_device: bool = False, has_states: bool = False
 ) -> dict[str, str]:
-    """Return the numbers of the statuses of a header, by their names without the prefix."""
+    """Return the status codes that a C header defines, by name without the symbol prefix."""
     parts = {_DIMENSIONS: has_dimensions, _DEVICE: has_device, states.HEADER: has_states}
     text = (_FOLDER / _HEADER).read_text()
     text += "".join(_read_parts(name)[0] for name, is_there in parts.items() if is_there)

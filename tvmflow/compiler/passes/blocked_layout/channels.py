@@ -152,9 +152,10 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
 def _select(
     rewriter: LayoutRewriter, value: Any, original: Any, data: Any, channels: Indices | None
 ) -> relax.Expr | None:
-    """Emit some channels of a blocked tensor; None if there are none, or no reader takes blocked data.
+    """Emit a selection of channels of a blocked tensor; None if no reader takes blocked data.
 
-    `value` and `original` are the original expression and tensor.
+    Also None if the channels are unknown or the tensor is not blocked. `value` is the original expression that selects
+    channels, and `original` the original tensor.
     """
     tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
     if (

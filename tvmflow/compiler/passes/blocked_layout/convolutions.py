@@ -309,10 +309,11 @@ def _emit_winograd(
 
 # ---------------------------------------------------------------- few channels
 # Few channels would leave most lanes of a result's vectors empty. So the channels of s·t neighboring pixels become
-# those of one pixel. Its kernel is larger, with zeros for the data that a pixel does not read, and moves s and t times
-# as far. Three channels with 7×7 kernels are computed with 64 multiplications of vectors for four pixels, not 196.
+# those of one pixel (space to depth). The kernel becomes larger, with zeros for the data that a pixel does not read. Its
+# strides are s and t times as large. Three channels with 7×7 kernels are computed with 64 multiplications of vectors
+# for four pixels, not 196.
 
-# The larger kernel must save so much of the multiplications of vectors.
+# The larger kernel may need at most this share of the multiplications of vectors.
 _MAX_SHARE: Final = 0.75
 # Moving one element to its pixel takes as long as this many multiplications of vectors.
 _MOVE_COST: Final = 4

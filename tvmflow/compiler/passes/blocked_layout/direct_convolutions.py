@@ -196,7 +196,7 @@ def _emit_product(rewriter: LayoutRewriter, product: PlainProduct, arguments: li
 
 
 def _make_plain_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
-    """Return the kernel of a product, which packs the columns of a tile once for all rows.
+    """Return a matrix multiplication kernel that packs the columns of a tile once for all rows.
 
     Its parameters are the weights (⌈outputs/rows of a tile⌉, depth, rows), the matrices (number, depth, …), the bias
     (outputs) if there is one, and the result (number, outputs, …).

@@ -56,7 +56,7 @@ class _Geometry(NamedTuple):
 
     @property
     def window(self) -> Window:
-        """The movement of the convolution's kernel."""
+        """Strides, padding and dilation of the convolution."""
         ones = [1] * len(self.strides)
         return Window(ones, self.padding, ones)
 
@@ -177,7 +177,7 @@ class _Convolution:
         ]
 
     def shares_blocks(self) -> bool:
-        """Return whether channels of all phases share blocks: their image is plain."""
+        """Return whether the channels of all phases are packed into common blocks; the image is plain."""
         share = _MAX_BLOCKED_SHARE if self._is_read_blocked else _MAX_PLAIN_SHARE
         return self._groups == 1 and self._count_shared() <= share * self._phases * self._blocks
 

@@ -23,7 +23,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 _THREADS: Final = 128
-# A square of this many values is read along one axis and written along another.
+# Transposes are tiled: a square tile with this side is read along one axis and written along another.
 _SIDE: Final = 32
 _SIDE_ROWS: Final = 8
 _MIN_SIDE: Final = 8
