@@ -89,7 +89,7 @@ class RunOptions(Options):
     def start_early(self) -> Iterator[None]:
         """Start the process that loads TVM, if it is clear before planning that stages will run here."""
         is_new, is_local = False, self.execution.executor.executor == "processes"
-        # the command explains the problem of the store
+        # errors are ignored here: the command itself reports problems of the store
         with contextlib.suppress(TvmflowError):
             is_new = is_local and not self.dry_run and not self.store.locate().notes.list("last")
         if not is_new:

@@ -71,9 +71,10 @@ class LoweringContext:
 
     @property
     def winograd_tiles(self) -> tuple[int, ...]:
-        """The tiles of Winograd convolutions that each layer may have; none for direct convolutions.
+        """The Winograd tile sizes that each layer may have; none if all convolutions are direct.
 
-        Where results are rounded, a recipe has to ask for large ones on CPUs that multiply no lanes.
+        By default, large tiles need full float32 precision or a CPU with by-element FMA. Otherwise a recipe has to
+        request them.
         """
         if self.cpu is None:
             return ()

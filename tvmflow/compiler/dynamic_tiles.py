@@ -403,7 +403,7 @@ class _Splitter:
         }
 
     def split(self, loop: tirx.For) -> Any:
-        """Return a loop, or two, in which whole tiles have no condition."""
+        """Split a loop so that whole tiles run without bounds checks; return one loop, or two."""
         if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
             return loop
         found = self._find_conditions(loop)

@@ -204,7 +204,7 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
     ]
     ones = (tvm.ir.TensorLoad, lambda load: tirx.const(1, str(load.source.dtype)))
     value = tvm_ffi.structural_map(store.value, ones)
-    # a divisor may be 0 there, and a condition keeps from reading what does not exist
+    # beyond the end, an integer divisor may be 0, and a condition may guard an out-of-bounds read
     is_harmless = all(
         "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
     ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))

@@ -22,7 +22,7 @@ COLUMNS: Final = "columns"
 """The rows and columns to which a matrix product is padded, so that register tiles divide it."""
 
 _MAX_OPERATOR: Final = 400
-# From this on, a tile's number of rows is followed by that of its columns.
+# Tiles from this on have two digits, the rows and the columns: 42 is 4×2. Smaller ones are square.
 _TWO_DIGITS: Final = 10
 
 WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 42: 4e-6, 4: 8e-6}

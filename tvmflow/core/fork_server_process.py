@@ -139,7 +139,7 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
             os._exit(1)
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # when memory runs out, the kernel is to take this call and neither the server nor other programs
+    # when memory runs out, the OOM killer should kill this process, not the server or other programs
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write(_OOM_SCORE)
     os.dup2(log, 1)

@@ -274,7 +274,7 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 
 
 # ---------------------------------------------------------------- package files
-# The files of an installed package, and the digest of their content at the price of their stamps.
+# The files of an installed package, and the digest of their content, which usually costs one `stat` a file.
 #
 # pip writes the digest of every file into a distribution's RECORD, after all other files. A file that has the
 # recorded size and was not changed after that list was written is the installed one. All others are hashed, and their

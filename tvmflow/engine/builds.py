@@ -51,7 +51,7 @@ class Speedup(NamedTuple):
 
     @property
     def judgement(self) -> Judgement:
-        """The judgement of the measurements: `more` is a library that is faster beyond the noise."""
+        """The judgement of the measurements: `more` means faster, by more than the noise."""
         margin = 1 + (0.0 if self.pairs >= MIN_PAIRS else FEW_PAIRS_MARGIN)
         return judge_ratio(self.median, self.low / margin, self.high * margin)
 

@@ -105,7 +105,7 @@ def fit_line(line: Line, width: int) -> Line:
 
 
 def render_line(line: Line, *, color: bool) -> str:
-    """Return a line in the form for a stream."""
+    """Return a line as text, with ANSI escape codes if `color` is set."""
     return "".join(
         f"\x1b[{_CODES[span.style]}m{span.text}\x1b[0m" if color and span.style else span.text
         for span in line

@@ -279,7 +279,7 @@ class ReportedFacts:
                 self.problems[report.stage_id] = unreadable_facts_text(report.label, error)
 
     def of(self, reports: Iterable[StageReport]) -> KnownFacts:
-        """Return the facts of these stages by their types; of several of one type, those of the last."""
+        """Return the facts of these stages by type; if a type repeats, the last stage's are returned."""
         return self._select(report.stage_id for report in reports)
 
     def list_of(self, kind: type[_T], reports: Iterable[StageReport]) -> list[_T | None]:

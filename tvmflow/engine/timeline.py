@@ -239,10 +239,11 @@ class ChainLink(NamedTuple):
 
 
 class CriticalChain(NamedTuple):
-    """The critical chain of a run, where `jobs` stages may run at a time.
+    """The critical chain of a run: its critical path if at most `jobs` stages run at a time.
 
-    Its seconds are those before the first stage, of the stages, and after the last one. `scheduled_s` are those of the
-    stages when scheduled again, and `at_best_s` with a worker for every stage.
+    `before_s` is the time before the first stage began, `stages_s` from then until the last one ended, and `after_s`
+    the time after that. `scheduled_s` is the time of the stages in a simulation with `jobs` workers, `at_best_s` the
+    same with a worker for every stage.
     """
 
     links: tuple[ChainLink, ...]

@@ -108,8 +108,8 @@ class ExecutorPlugin(Protocol):
     ) -> None:
         """Run a worker until it is interrupted; when the scheduler goes away, wait for it.
 
-        `host` is the address of this machine for others, None for one that is found. `remote_url` is the remote
-        cache as this machine reaches it; empty for that of a run.
+        `host` is the address at which other machines reach this one; None to detect it. `remote_url` is the URL
+        of the remote cache for this machine; empty to use the run's.
         """
         ...
 

@@ -454,7 +454,7 @@ def _connect(scheduler: str) -> Any:
 
 
 def _import_distributed(user: str) -> Any:
-    """Import distributed and silence its log; the `user` is named when it is not installed."""
+    """Import distributed and silence its log; an error names the `user` that needs the package."""
     try:
         import distributed
     except ImportError as missing:

@@ -54,10 +54,10 @@ _Fact = _Count | _WrongShape | None
 
 
 def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose `main` also returns the counts of its outputs, if there are any.
+    """Return a module whose `main` also returns the number of valid rows of each padded output.
 
     Raises:
-        MixedRows: A counted size is needed where rows influence each other.
+        MixedRows: An operator mixes valid rows with padding, so it needs the data-dependent shape.
     """
     if not ir.calls_operator(mod, NonMaxSuppression.NAME):
         return mod

@@ -85,7 +85,7 @@ def _suggest(inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[st
 
 
 def encode_content(name: str, content: bytes) -> str:
-    """Return the initial content of a state as `State` has it.
+    """Encode the initial content of a state for `State.initial`: base64, or empty for zeros.
 
     Raises:
         ValueError: It is too long.

@@ -136,7 +136,7 @@ def size_text(size: IrSize) -> Size:
 
 
 def read_size(size: Size, symbols: Mapping[str, Any]) -> IrSize:
-    """Return a size as `size_text` writes it, over the variables of the dimensions in it."""
+    """Parse a size that `size_text` wrote; `symbols` maps names of dimensions to variables."""
     if isinstance(size, int):
         return size
     number = functools.partial(tirx.IntImm, "int64")

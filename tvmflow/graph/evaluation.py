@@ -315,7 +315,7 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
         return None
 
     def spread(parameter: _Array) -> _Array:
-        # data of a low rank need not have the axis of one parameter
+        # a scalar parameter has no axis: the attribute `axis` may exceed the rank of the data
         shape = [1] * data.ndim if parameter.size > 1 else []
         if shape:
             shape[int(call.attrs.axis)] = -1

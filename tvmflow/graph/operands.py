@@ -119,7 +119,7 @@ def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
 
 
 def has_computed_operands(mod: tvm.IRModule) -> bool:
-    """Return whether an imported model may compute an index or an integer divisor: each with a loop may."""
+    """Return whether a model may compute indices or integer divisors; True for any with a loop."""
     main = mod["main"]
     flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
     operands = (

@@ -59,7 +59,7 @@ _LARGEST_BUDGET: Final = 30.0
 _LEAST_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
-# The batch size of the example of another one.
+# The batch size in the example of how to choose another one (`--shape`).
 _OTHER_BATCH: Final = "8"
 _NO_CHECK: Final = "{against: none}"
 _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"

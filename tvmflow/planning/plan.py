@@ -93,7 +93,7 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
         "measured": [
             machine.measured_isa_level
             for machine in machines
-            # without a search all levels are alike, whichever is measured
+            # without a search, the measured ISA level has schedules by rule, like all others
             if not machine.levels or planned.recipe_for(machine).tune.trials
         ],
         "part": [machine for target in partitioned for machine in target.parts],

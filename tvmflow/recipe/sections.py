@@ -101,7 +101,7 @@ class Tune(ClosedModel):
 
     @property
     def measures_choices(self) -> bool:
-        """True if the budget allows for measuring how else operators can be computed."""
+        """True if the budget suffices to measure alternative implementations of operators."""
         is_long = self.minutes is None or self.minutes >= _MIN_MINUTES
         return self.choices and self.trials >= _MIN_TRIALS and is_long
 

@@ -31,7 +31,7 @@ _ARRAYS: Final = (
 )
 # Pillow's decoders of these files: its own code, and that of the libraries that come with it.
 _FORMATS: Final = tuple("BMP GIF JPEG PNG PPM TIFF WEBP".split())
-# Pillow has such images drawn by another program when their pixels are read.
+# To read the pixels of these images, Pillow runs another program (Ghostscript).
 _DRAWN_BY_PROGRAMS: Final = "EPS"
 # A quarter of a GiB in RGB: Pillow itself warns of more.
 _MAX_PIXELS: Final = 89_478_485

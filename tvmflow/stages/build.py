@@ -313,8 +313,8 @@ def explain(facts: BuildFacts) -> list[str]:
 
 
 # ---------------------------------------------------------------- nodes of the model
-# Facts of a build have indices of bindings in the imported `main`, whose names are facts of `import`: models that
-# differ only in names share a build.
+# The facts of `build` refer to nodes by the indices of their bindings in the imported `main`. The facts of `import`
+# have the names of the nodes. So models that differ only in names share a build.
 
 
 class KernelCall(NamedTuple):
@@ -324,7 +324,7 @@ class KernelCall(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The nodes for people."""
+        """A readable list of the nodes."""
         return name_some(self.nodes)
 
 

@@ -328,7 +328,7 @@ def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
 
 
 def explain(facts: ChooseFacts) -> list[str]:
-    """Return each operator that is faster otherwise than by rule, the largest gain first."""
+    """List the operators that an alternative makes faster than the rules do, largest gain first."""
     lines = [
         f"  {row.operator}: {row.choice} {latency_text(row.us / 1e6)}, by rule {row.rule} "
         f"{latency_text(row.rule_us / 1e6)}, in {count_text(row.calls, 'call')}"

@@ -488,7 +488,7 @@ def _download_missing(job: _Job) -> None:
 
 
 def _open(job: _Job, offset: int) -> ByteSource | None:
-    """Return what is missing; None when the part is already as long as the file."""
+    """Return a source of the missing bytes; None when the partial download is already complete."""
     validator = job.validator.read_text() if offset and job.validator.exists() else ""
     scheme = scheme_of(job.url)
     if scheme == "file":

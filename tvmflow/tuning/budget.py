@@ -418,7 +418,7 @@ def find_time_shares(
 
 
 def end_name(search: str, rules: BudgetRules) -> str:
-    """Return a search's name in the ledger's note of its end: of all that shapes it, except its budget."""
+    """Return a finished search's key in the ledger: its name and its limits, but not its budget."""
     limits = (rules.trials_per_task, rules.patience, rules.min_gain)
     return "/".join([search, *("-" if limit is None else f"{limit:g}" for limit in limits)])
 

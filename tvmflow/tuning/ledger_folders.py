@@ -58,7 +58,7 @@ class TargetFolder(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The target for people."""
+        """A readable description of the target."""
         return self.description.text if self.description else _UNKNOWN
 
     @property

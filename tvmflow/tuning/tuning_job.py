@@ -285,7 +285,7 @@ def report_failure(
     Args:
         emit: Sends the event of each phase.
         work: The function; its result gets the field `phase_secs`.
-        fatal: Exceptions that are raised: they are nobody's failure.
+        fatal: Exceptions to raise instead: neither the candidate nor the device caused them.
     """
     phases = PhaseReporter(emit)
     try:

@@ -158,7 +158,10 @@ def _write_code(text: str, prefix: str, folder: Path) -> None:
 
 
 def runtime_symbol(prefix: str, name: str) -> str:
-    """Return the symbol of one library for a pointer that TVM's code calls: as long as TVM's own name."""
+    """Return a symbol, unique to a library, for a runtime pointer or helper that kernels call.
+
+    It is as long as TVM's `name`, which it replaces in object files.
+    """
     digest = hashlib.sha256(f"{prefix} {name}".encode()).hexdigest()
     return f"tf_{digest}"[: len(name)]
 

@@ -417,11 +417,11 @@ class Window(NamedTuple):
 
     Attributes:
         height: The rows of the result.
-        step: How many new rows of padded data each of them reads.
-        halo: How many more the last one reads.
-        row_elements: The elements of a row of padded data that one part of the work reads.
-        parts: The parts of the work around rows.
-        work: All multiplications.
+        step: How many new rows of padded data each row of the result reads (the stride).
+        halo: How many further rows the last one reads.
+        row_elements: The elements of a row of padded data that one iteration of the outer loops reads.
+        parts: The number of iterations of the loops around rows, without those over weights.
+        work: The number of multiplications of the whole contraction.
         has_weights: Whether data are multiplied with weights of several channels.
         has_dynamic_height: Whether each call chooses the height.
     """

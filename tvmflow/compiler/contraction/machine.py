@@ -187,7 +187,7 @@ class ByElementCosts(NamedTuple):
     max_kernel_width: int = 7  # the widest depthwise kernel that LLVM unrolls
     # how fast CPUs read the second-level cache, in which they differ little
     l2_bytes_per_cycle: int = 32
-    # the speed of a tile whose vectors of weights lie in several blocks of packed columns
+    # the relative speed of a tile whose weight vectors span several blocks of packed columns
     spread_columns: float = 0.88
     loop_instructions: int = 4  # the instructions of a loop of dot products that do not multiply
     pair_registers: int = 3  # the registers of products of pairs that are not added up yet

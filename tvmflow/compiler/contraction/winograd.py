@@ -304,7 +304,7 @@ class DynamicBlocks(NamedTuple):
 
     Attributes:
         limit: The most tiles of a block, a multiple of the rows of `tile`.
-        parts: If blocks of tiles run in parallel: there are this many, unless these are larger than the limit.
+        parts: If blocks run in parallel, the number of blocks; there are more if a block would exceed `limit`.
         tile: The tiles and vectors of output channels whose product is held in registers.
         in_blocks: True if blocks of tiles run in parallel; False if channels do.
         is_parallel: Whether anything runs in parallel.

@@ -50,7 +50,7 @@ class _Term(NamedTuple):
     gaps: Sequence[int]
 
     def find_offsets(self, other: _Term) -> list[int] | None:
-        """Return where another term begins along each axis; None if it reads other pixels, or other data."""
+        """Return another term's kernel offset along each axis; None for other pixels, or other data."""
         if not self.data.same_as(other.data):
             return None
         offsets = []

@@ -311,8 +311,9 @@ def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequen
 
 # ---------------------------------------------------------------- pixels
 # Height and width of pointwise convolutions become one axis of pixels. Then an image has one tail tile instead of one
-# in each row, and narrow images are computed in whole tiles. The axis of the rows keeps one iteration, so that the last
-# index of a pixel goes on beyond its row. Tensors are contiguous, so the position in memory is the same.
+# in each row, and narrow images are computed in whole tiles. The loop over the height keeps one
+# iteration, and the width index runs over all pixels of the image. Tensors are contiguous, so the position in memory is
+# the same.
 
 # One axis must be faster by this factor than two of fixed lengths, by the estimate.
 _MIN_GAIN: Final = 1.03

@@ -328,7 +328,7 @@ class RequantizeFuser(TargetRewriter):
         return self.emit(relax.op.astype(accumulators, _FLOAT))
 
     def _find_moved(self, weights: Any) -> tuple[list[Any], Any]:
-        """Return the operators that move weights, the last one first, and their source."""
+        """Return the reshapes, transposes and pads of weights, the last one first, and their source."""
         moves: list[Any] = []
         while True:
             weights = self.flow.resolve(weights)

@@ -1,4 +1,4 @@
-"""Kernels for CPUs of sorts and top-k selections, instead of calls of TVM's runtime."""
+"""CPU kernels for sorting and top-k selection, which replace calls to TVM's runtime."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
-        # the one that may be a lane of a vector comes last
+        # by-element instructions select a lane of their last operand
         factors = (weights, data) if dtype == "int8" else (data, weights)
         return call_llvm(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", accumulators, *factors)
 

@@ -141,7 +141,7 @@ def fuse(schedule: Schedule, loops: Sequence[Any]) -> Any:
 
 
 def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel) -> list[Any]:
-    """Fuse the innermost loops where elements follow each other, and vectorize; return outer loops."""
+    """Fuse and vectorize the innermost loops over contiguous elements; return the outer loops."""
     count = count_fused_axes(block, cpu.lanes)
     outer = list(loops[:-count])
     loop = fuse(schedule, loops[-count:])

@@ -314,8 +314,8 @@ def conv(x: Any, w: Any, window: Window, groups: Groups, tile_columns: int = 1) 
     """Return a convolution (n, o/b, …, b of o) of data (n, i/b, …, b), or plain (n, i, …).
 
     Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. They
-    may lack the empty last lanes of a single block. Of groups with runs, they are (o/b, runs, …, i of a run, b of o).
-    Columns of the result are computed up to a multiple of `tile_columns`, the last one again.
+    may lack the empty last lanes of a single block. If `groups` has runs of channels, weights are (o/b, runs, …, i of a
+    run, b of o). Extra columns, up to a multiple of `tile_columns`, repeat the last one and are cropped.
     """
     rank = len(window.strides)
     x = pad(x, window.padding)

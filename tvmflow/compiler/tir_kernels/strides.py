@@ -156,7 +156,7 @@ def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
-    """Return the positions of matrices whose axes are stored in another order."""
+    """Return the strides of matrices in a contiguous tensor that is stored with its axes permuted."""
     written = [shape[axis] for axis in axes]
     order = sorted(range(len(axes)), key=axes.__getitem__)
     strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])

@@ -182,7 +182,7 @@ def convert_sign(node: NodeToConvert) -> Any:
 
 
 def convert_hardmax(node: NodeToConvert) -> Any:
-    """Return 1 at the first maximum along an axis, and 0 elsewhere, also in rows of the lowest value."""
+    """Return 1 at the first maximum along an axis, else 0; also if all values are the dtype's lowest."""
     [x] = node.inputs
     sizes = list_sizes(x)
     axis = node.integer("axis", -1) % len(sizes)

@@ -61,7 +61,7 @@ _FIX: Final = (
 
 
 def convert_block_quantized(model: ModelProto) -> ModelProto:
-    """Replace the nodes that read weights of 4 bits, or of blocks, as far as these are constant.
+    """Replace the nodes that read constant 4-bit or block-quantized weights.
 
     Raises:
         ImportFailed: when operands do not fit each other, or are not supported.

@@ -142,7 +142,7 @@ class OnnxFrontend(OneFileFrontend):
 
         path = link_files(call.files, call.scratch)
         inlines = False
-        # the reference explains the problem of a file
+        # errors are ignored here: the reference reads the same file, and explains them
         with contextlib.suppress(Exception):
             inlines = mixes_opsets(read_without_large_tensors(path))
         if call.tensors or inlines:

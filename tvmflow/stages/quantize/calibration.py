@@ -45,8 +45,9 @@ _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors of up to this size are observed together; further ones by further libraries, one at a time.
 _OBSERVED_BYTES: Final = 256 << 20
 _OBSERVED: Final = "tvmflow.tapped."
-# About this many values of a tensor determine its range, over all batches, and this many of each channel its mean.
+# About this many values of a tensor are sampled for its range, over all batches.
 _COUNTED_VALUES: Final = 1 << 21
+# About this many values of each channel are sampled for its mean.
 _ADDED_POSITIONS: Final = 1 << 15
 
 
@@ -98,7 +99,11 @@ class Signature:
         inputs: Sequence[TensorSpec] = (),
         outputs: Sequence[TensorSpec] = (),
     ) -> Module:
-        """Compile a model of this signature and more inputs and outputs; StageError if no C library can."""
+        """Compile a model of this signature with additional inputs and outputs.
+
+        Raises:
+            StageError: when it cannot be compiled to a C library.
+        """
         return self.compile_for_weights(model, outputs, inputs).module
 
     def compile_for_weights(
@@ -264,7 +269,7 @@ def collect_histograms(
 
 
 def _choose_step(available: int, wanted: int) -> int:
-    """Return the distance of sampled values, an odd number, because few sizes are odd."""
+    """Return the sampling stride: odd, so that it is not a multiple of an even size, as most are."""
     return available // wanted | 1
 
 

@@ -33,7 +33,7 @@ from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
 _PARTS: Final = (1, 2, 3, 4)
 # An estimated error that is not less by this much is not worth a multiplication of the data.
 _WORTH: Final = 0.5
-# Channels this much smaller than the largest one are not enlarged further.
+# Small channels are scaled up by at most 2 to this power.
 _MAX_EXPONENT: Final = 8
 # The root mean square of data is about their largest value divided by this.
 _PARTS_OF_LARGEST: Final = 4

@@ -278,7 +278,7 @@ class LayerRewriter(MainRewriter):
 
 
 class _Inserter(LayerRewriter):
-    """Lets layers, and operators that share a tensor with them, read integers."""
+    """Rewrites layers, and operators that share a tensor with them, to read quantized tensors."""
 
     def __init__(
         self,
@@ -454,7 +454,7 @@ def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, Bloc
 
 
 def insert_tables(model: FloatModel, tables: Mapping[str, BlockQuantizedIntegers]) -> FloatModel:
-    """Return a model whose lookups read integers, by the names of the weights that these replace."""
+    """Return a model whose gathers read quantized tables; keys are names of the replaced weights."""
     if not tables:
         return model
     packs = {name: (name, table.pack()) for name, table in tables.items()}
@@ -465,7 +465,7 @@ def insert_tables(model: FloatModel, tables: Mapping[str, BlockQuantizedIntegers
 
 
 class _TableRewriter(MainRewriter):
-    """Lets lookups read the weights that integers stand for."""
+    """Rewrites gathers to read rows of quantized tables."""
 
     OPERATORS = (_TAKE, _SHAPE_OF)
 

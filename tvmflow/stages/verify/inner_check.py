@@ -1,4 +1,4 @@
-"""Inner tensors of a library, compared with the reference's: inputs of indices, and quantized layers.
+"""Compares intermediate tensors with the reference's: index operands, and quantized layers.
 
 Layers of a quantized model are compared one by one: many roundings hide a wrong weight, a single one does not.
 """

@@ -201,7 +201,10 @@ class RemoteCacheClient:
         self.connection.reads.budget.limit(work_s, unknown_s)
 
     def finish(self, run_s: float = 0.0, *, is_cancelled: bool = False) -> None:
-        """Wait for uploads as long as the access says, or a part of `run_s`, then close the connection."""
+        """Wait for uploads, then close the connection.
+
+        The wait is limited to the access's `wait_s`; if that is None, to a share of the run's duration `run_s`.
+        """
         wait_s = self.connection.access.wait_s
         if wait_s is None:
             wait_s = min(max(_SHARE_OF_RUN * run_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)

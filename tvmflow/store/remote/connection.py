@@ -242,8 +242,8 @@ def _collect(get: Callable[[Sink], bool]) -> bytes | None:
 class CircuitBreaker:
     """Stops all requests to a remote cache once it has failed too often.
 
-    It opens after a final failure, after `_MAX_FAILURES` others in a row, after `patience_s` seconds of failures,
-    and when the run's time budget is used up.
+    It opens after a non-retryable failure, after `_MAX_FAILURES` failures in a row, after `patience_s` seconds
+    of failures, and when the run's time budget is used up.
     """
 
     def __init__(
