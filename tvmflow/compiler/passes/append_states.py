@@ -2,7 +2,7 @@
 
 Such a state is an input that comes back as an output with more rows along one axis. With this axis outermost in memory,
 the earlier rows are the beginning of the later tensor. The kernels emitted here have a role (`graph.states`): a C
-library runs none of them. It exchanges states in this layout, and copies the new rows to their end.
+library runs none of them. It takes and returns states in this layout, and copies the new rows to their end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
 
 
 def append_states(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module in which growing states have the axis along which they grow outermost."""
+    """Return a module whose growing states have the axis along which they grow outermost."""
     if not read_states(mod["main"]):
         return mod
     return rewrite_main(relax.transform.ToNonDataflow()(mod), _StateRewriter)
@@ -35,20 +35,20 @@ class _StateRewriter(MainRewriter):
         main = mod["main"]
         self._result = self.flow.values.get(main.body.body, main.body.body)
         results = [self.flow.resolve(field) for field in getattr(self._result, "fields", ())]
-        # by the concatenation that gives an output: the state, its new rows, and the axis along which it grows
+        # concatenation that computes an output -> the state, its new rows, and the axis along which it grows
         self._states: dict[Any, tuple[Any, Any, int]] = {}
         for state in read_states(main) if results else ():
             param = main.params[state.input]
             call, new = self._find_append(param, results, state.output, state.axis)
             if call is not None:
                 self._states[call] = (param, new, state.axis)
-        # by the output: the state in the layout of the library, and the axes of the model's layout
+        # output -> the state in the library's layout, and the permutation to the model's layout
         self._exits: dict[Any, tuple[Any, list[int]]] = {}
 
     def _find_append(
         self, param: Any, results: Sequence[Any], output: int, axis: int
     ) -> tuple[Any, Any]:
-        """Return the concatenation of a state with new rows that is an output, and the rows; or two None."""
+        """Return the output's concatenation of state and new rows, and these rows; else (None, None)."""
         result = results[output]
         call = self.flow.find_call(result, "relax.concat")
         if call is None or sum(other.same_as(result) for other in results) > 1:
@@ -81,7 +81,7 @@ class _StateRewriter(MainRewriter):
         return self.kernel(compute, f"{role}_state", *tensors, pattern=attributes)
 
     def visit_tuple_(self, op: relax.Tuple) -> Any:
-        """Let outputs leave in the layout of the model."""
+        """Convert states that are outputs back to the layout of the model."""
         fields = [self.visit_expr(field) for field in op.fields]
         if op.same_as(self._result):
             for place, field in enumerate(fields):

@@ -21,7 +21,7 @@ from tvmflow.targets.backends import webgpu
 _INT64: Final = "int64"
 _INT32: Final = "int32"
 _BOOL: Final = "bool"
-# The dtypes that tensors in memory do not have.
+# The dtypes that tensors in memory must not have.
 _REPLACED: Final = frozenset({_INT64, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
 
@@ -32,7 +32,7 @@ def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
     Raises:
         StageError: A constant does not fit.
     """
-    # before TVM calls the rewriter, which would replace tvmflow's errors
+    # constants are checked here, because TVM replaces errors that are raised within a rewriter
     nodes: list[Any] = []
     relax.analysis.post_order_visit(mod["main"], nodes.append)
     for array in map(ir.constant_array, nodes):
@@ -43,7 +43,7 @@ def cast_integers(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def cast_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let kernels compute the bools of constants from int32, before fusion and after constants are folded."""
+    """Store bool constants as int32, which kernels compare with 0; after constant folding, before fusion."""
     return rewrite_main(mod, _ConstantCaster)
 
 
@@ -95,7 +95,7 @@ class _IntegerCaster(MainRewriter):
         return self._to_int32(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
 
     def _promote(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
-        """Return an operand in its original dtype, if that is one of some."""
+        """Return an operand, cast back to its original dtype if that is one of `dtypes`."""
         if isinstance(old, relax.Tuple) and isinstance(new, relax.Tuple):
             pairs = zip(old.fields, new.fields, strict=True)
             return relax.Tuple([self._promote(*pair, dtypes) for pair in pairs])
@@ -112,10 +112,10 @@ class _IntegerCaster(MainRewriter):
         return self.cast(result, _INT32) if is_replaced else result
 
     def _find_indices(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
-        """Emit the indices of the largest or smallest values along an axis; of equal ones, the first."""
+        """Emit argmax or argmin along an axis; the first of equal values wins."""
         shape = ir.known_shape(data)
         at = axis % len(shape)
-        # from a tensor, because TVM promotes comparisons of loop variables
+        # the indices are a tensor, because TVM promotes comparisons of loop variables
         numbers = relax.const(np.arange(shape[at], dtype=_INT32))
         limit = tirx.min_value if largest else tirx.max_value
 
@@ -153,7 +153,7 @@ class _ConstantCaster(MainRewriter):
         return relax.Call(call.op, args, call.attrs, call.ty_args)
 
     def _to_bools(self, operand: Any) -> Any:
-        """Emit the kernel of a constant of bools, one for each use, with which it is fused."""
+        """Emit a kernel that computes a bool constant; each use has its own, with which it is fused."""
         if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
             return operand
 
@@ -168,7 +168,7 @@ def to_int32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return int64 and bool as int32, and other values unchanged.
 
     Raises:
-        StageError: They do not fit.
+        StageError: A value does not fit.
     """
     if str(values.dtype) not in _REPLACED:
         return values

@@ -1,4 +1,4 @@
-"""Quantized graphs before their products: integer computations stay in integers."""
+"""Rewrites quantized graphs before matmuls and convolutions, so that they compute in integers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MATMUL: Final = "relax.matmul"
 
 
 class _Difference(NamedTuple):
-    """Bytes minus a zero point, as int32; the zero point is None if nothing is subtracted."""
+    """8-bit integers minus a zero point, as int32; the zero point is None if nothing is subtracted."""
 
     integers: Any
     zero_point: Any = None
 
 
 class IntegerProductRewriter(MainRewriter):
-    """Rewrites int32 products of 8-bit values minus zero points to float32 products of dequantized data.
+    """Rewrites int32 matmuls and convolutions of 8-bit values to float32 ones of dequantized data.
 
-    Dynamic quantization makes such products, whose results are cast to float32. Weights become int8, those of matrices
-    minus a zero point, which int8 dot products subtract from their accumulators. Where no instruction multiplies int8,
-    accumulators beyond 2²⁴ are rounded as float32.
+    Dynamic quantization subtracts zero points from their operands and casts their results to float32. Weights become
+    int8. Matrices may keep a zero point, which int8 dot products subtract from their accumulators. Where no instruction
+    multiplies int8, accumulators beyond 2²⁴ are rounded as float32.
     """
 
     OPERATORS = ("relax.astype",)
@@ -63,7 +63,7 @@ class IntegerProductRewriter(MainRewriter):
         return relax.Call(product.op, [data, weights], product.attrs)
 
     def _find_difference(self, expr: Any) -> _Difference | None:
-        """Return the int8 data and zero point of the int32 difference that computes a tensor, or None."""
+        """Return the 8-bit data and zero point of the int32 difference that computes a tensor, or None."""
         value = self.flow.find_call(expr, "relax.subtract")
         operands = [expr]
         if value is not None:
@@ -78,7 +78,7 @@ class IntegerProductRewriter(MainRewriter):
         return _Difference(*sources) if len(dtypes) == 1 and dtypes <= {*BYTES} else None
 
     def _to_real(self, expr: Any, difference: _Difference) -> Any:
-        """Emit a difference as float32, once."""
+        """Emit a difference as float32, once for all its readers."""
         if difference in self._real:
             return self._real[difference]
         integers, zero_point = difference
@@ -119,7 +119,7 @@ class IntegerProductRewriter(MainRewriter):
 class DequantizeMover(TargetRewriter):
     """Moves dequantization with one constant scale behind operators that select values.
 
-    Bytes get the dtype that dot product instructions take. Dequantization that is reverted is removed.
+    8-bit data get the dtype that dot product instructions take. A dequantize that a quantize reverts is removed.
     """
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -142,7 +142,7 @@ class DequantizeMover(TargetRewriter):
         return self._with_own_conversions(rewritten)
 
     def _join(self, concat: Any) -> Any:
-        """Return the conversion of concatenated bytes; None if their scales differ, or parts are not bytes."""
+        """Return the dequantize of concatenated integers; None if scales differ or parts are not 8-bit."""
         sources = list(map(self._find_conversion, self.list_fields(concat.args[0])))
         if any(source is None for source in sources) or len(set(map(_kind_of, sources))) > 1:
             return None
@@ -171,13 +171,13 @@ class DequantizeMover(TargetRewriter):
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
     def _with_own_conversions(self, call: Any) -> Any:
-        """Return a call with separate conversions of its operands: fusion would not repeat shared ones."""
+        """Return a call with its own dequantizes of its operands: fusion does not duplicate shared ones."""
         pairs = [(argument, self._find_conversion(argument)) for argument in call.args]
         arguments = [arg if source is None else self.emit(source) for arg, source in pairs]
         return relax.Call(call.op, arguments, call.attrs, call.ty_args)
 
     def _find_conversion(self, expr: Any) -> Any:
-        """Return the call that converts bytes with one scale to data; None for other data, and for weights."""
+        """Return the dequantize of 8-bit data with one scale; None for other data, and for weights."""
         is_var = isinstance(self.resolve(expr), relax.Var)
         call = ir.as_call(self.find_value(expr), _DEQUANTIZE) if is_var else None
         if call is None or not ir.is_float32(call) or ir.dtype_of(call.args[0]) not in BYTES:
@@ -185,7 +185,7 @@ class DequantizeMover(TargetRewriter):
         return call if read_scale(*call.args[1:]) is not None else None
 
     def _dtype_of(self, quantize: Any) -> str:
-        """Return the dtype for quantized data: that of dot products if only dequantization reads them."""
+        """Return the dtype for quantized data: the dot products' dtype if only dequantizes read them."""
         dtype, calls = ir.dtype_of(quantize), (quantize, *self.flow.list_readers(quantize))
         is_read_as_float = dtype in BYTES and self.flow.is_read_by(quantize, _DEQUANTIZE)
         if is_read_as_float and all(read_scale(*call.args[1:]) is not None for call in calls):
@@ -201,7 +201,7 @@ def _add(zero_point: Any, shift: int) -> Any:
 
 
 def _kind_of(dequantize: Any) -> tuple[str, tuple[float, int] | None]:
-    """Return the dtype, the scale and the zero point of the bytes that are converted."""
+    """Return the dtype, the scale and the zero point of the integers that are dequantized."""
     return ir.dtype_of(dequantize.args[0]), read_scale(*dequantize.args[1:])
 
 
@@ -233,7 +233,7 @@ class LookupTableRewriter(MainRewriter):
         return self._look_up(call, source, calls) if has_function else None
 
     def _find_source(self, call: Any) -> tuple[Any, list[Any]] | None:
-        """Return the int8 tensor that a quantize depends on, and the calls between, in order; else None."""
+        """Return the one 8-bit tensor that a call depends on, and the calls after it in order; else None."""
         if call not in self._sources:
             self._sources[call] = self._search(call)
         return self._sources[call]
@@ -244,7 +244,7 @@ class LookupTableRewriter(MainRewriter):
             return None
         shape = sizes_of(call)
         sources: set[Any] = set()
-        # in order
+        # a dict, because sets have no order
         calls: dict[Any, None] = {}
         for argument in call.args:
             if self._is_scalar(argument):
@@ -286,14 +286,14 @@ class LookupTableRewriter(MainRewriter):
         return self.kernel(_read, "look_up", self.visit_expr(source), table, pattern=OPAQUE)
 
     def _name_of(self, expr: Any) -> Any:
-        """Return the key of an expression: the variable of an alias, the call of a variable."""
+        """Return the key of an expression: the call that computes it, or else its variable."""
         variable = self.flow.resolve(expr)
         value = self.flow.values.get(variable)
         return value if isinstance(value, relax.Call) else variable
 
 
 def _read(x: Any, table: Any) -> Any:
-    """Return the entries of a table (256) at int8 or uint8 indices; entry 0 is that of the smallest value."""
+    """Return the entries of a table (256) at int8 or uint8 indices; entry 0 is for the smallest value."""
     least = int(np.iinfo(str(x.dtype)).min)
 
     def element(*index: Any) -> Any:

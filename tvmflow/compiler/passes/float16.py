@@ -1,4 +1,4 @@
-"""Computation in float16 where a CPU adds it and the recipe asks for it, and in float32 elsewhere."""
+"""Computation in float16 if the CPU has float16 arithmetic and the recipe asks for it, else float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT32: Final = "float32"
 
 _PRODUCTS: Final = frozenset({*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS})
 _MATMUL: Final = "relax.matmul"
-# They compute float16 of data that are float16 already.
+# Operators that compute in float16 if their data are float16 already.
 _FOLLOWERS: Final = ir.operators(
     "add subtract multiply divide maximum minimum clip negative abs sigmoid tanh erf nn.relu",
     "nn.leakyrelu nn.relu6 nn.prelu nn.gelu nn.gelu_tanh nn.silu nn.layer_norm nn.pad flip",
@@ -30,10 +30,10 @@ _FOLLOWERS: Final = ir.operators(
 
 
 class Float16Caster(MainRewriter):
-    """Lets convolutions and matrix products read and write float16, on CPUs that multiply and add it.
+    """Lets convolutions and matmuls read and write float16, on CPUs with float16 arithmetic.
 
-    Data are cast before the first of them, and stay float16 through later operators that do not enlarge values much.
-    All others compute float32. `promote_float16` decides which kernels accumulate in float16.
+    Data are cast before the first convolution or matmul, and stay float16 through later operators that do not enlarge
+    values much. All others compute float32. `promote_float16` decides which kernels accumulate in float16.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
@@ -70,7 +70,7 @@ class Float16Caster(MainRewriter):
         return wide
 
     def _float16_operand(self, operand: Any) -> Any:
-        """Return the float16 form of an operand; other operands than float32 tensors unchanged."""
+        """Return the float16 form of a float32 operand, and other operands unchanged."""
         if fields := self.list_fields(operand):
             return relax.Tuple([self._float16_operand(field) for field in fields])
         if not ir.is_float32(operand):
@@ -95,7 +95,7 @@ class Float16Caster(MainRewriter):
 
 
 def _fits(tensor: Any) -> bool:
-    """Return whether float16 represents a tensor, if it is constant: no overflow, and no denormal scalar."""
+    """Return whether a constant has no overflow, and is no denormal scalar, in float16; true for others."""
     array, limits = ir.constant_array(tensor), np.finfo(_FLOAT16)
     values = np.abs([] if array is None else array)
     is_tiny = values.size == 1 and 0 < float(values.max()) < float(limits.tiny)
@@ -103,9 +103,9 @@ def _fits(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------- kernels
-# Values are promoted when they are loaded, and rounded when results are stored. Few CPUs add float16. For the others,
-# LLVM converts before and after each operation, for some one element at a time. For WebAssembly, it does not terminate
-# where vectors of float16 are compared (LLVM 22).
+# Values are promoted when they are loaded, and rounded when results are stored. Few CPUs have float16 arithmetic. On
+# others, LLVM converts before and after each operation, for some CPUs one element at a time. For WebAssembly, LLVM 22
+# does not terminate when it compiles comparisons of float16 vectors.
 
 # The name of the block around all others of a kernel.
 _ROOT: Final = "root"
@@ -121,10 +121,10 @@ _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_p
 
 
 def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
-    """Let kernels that compute with float16, not only move or convert it, compute with float32.
+    """Let kernels that compute in float16 compute in float32; those that only move or convert it stay.
 
-    With `adds_products`, float16 stays in kernels without reductions except those of products. Their functions, such as
-    exponentials, are computed in float32.
+    With `adds_products`, kernels stay in float16 if all their reductions are sums of products, minima or maxima.
+    Functions in them, such as exponentials, are computed in float32.
     """
 
     def to_float32(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -147,7 +147,7 @@ def _is_float16_sum(block: SBlock) -> bool:
     product = value.b if isinstance(value, tirx.Add) else None
     if not isinstance(product, tirx.Mul):
         return False
-    # a sum of squares may become larger than float16
+    # a sum of squares may overflow float16
     factors = (ir.find_nodes(factor, tvm.ir.TensorLoad) for factor in (product.a, product.b))
     first, second = ({load.source for load in loads} for loads in factors)
     return first.isdisjoint(second)
@@ -242,7 +242,7 @@ def _promote_load(load: Any) -> Any:
 
 
 def _promote_cast(cast: tirx.Cast) -> Any:
-    # a conversion to float16 rounds, and may overflow, wherever its result is stored
+    # the conversion to float16 stays, because it rounds and may overflow, wherever its result is stored
     if _is_float16(cast):
         return tirx.Cast(_FLOAT32, cast)
     return cast.value if cast.value.ty.dtype == cast.ty.dtype else cast

@@ -1,4 +1,4 @@
-"""Rewrites convolutions of the imported layout: merged sums, and weights for GPUs."""
+"""Rewrites convolutions in the imported layout: merges added ones, and reorders weights for GPUs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MULTIPLY: Final = "relax.multiply"
 # (Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021).
 
 _CONVERSIONS: Final = ir.operators("astype dequantize")
-# Operators that the folding of norms and the importer put between converted weights and a convolution.
+# Operators that norm folding and the importer insert between converted weights and a convolution.
 _MOVES: Final = ir.operators("multiply permute_dims reshape expand_dims")
-# The most elements of the weights that add data themselves, a diagonal of ones.
+# The most elements of an identity kernel, a diagonal of ones, which adds the data themselves.
 _MAX_ONES: Final = 1 << 22
 
 
@@ -37,7 +37,7 @@ class _Term(NamedTuple):
         conv: The convolution that computes it; None for data that are scaled or added directly.
         scale: The factor of each channel, or None.
         data: The tensor that it reads.
-        begins: The first pixel along each axis, relative to that of the result.
+        begins: The first pixel along each axis, relative to the pixel of the result.
         sizes: The pixels along each axis.
         gaps: The distance between these pixels; 1 if there is one pixel.
     """
@@ -74,7 +74,7 @@ class ConvolutionMerger(TargetRewriter):
     OPERATORS = (_ADD,)
 
     def _replace(self, call: Any) -> Any:
-        """Return a sum with as few convolutions as possible; None if it is unchanged, or part of a sum."""
+        """Return a sum with as few convolutions as possible; None if unchanged, or part of a larger sum."""
         readers = self.flow.list_readers(call)
         is_added = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
         if is_added and same_sizes(known_sizes(readers[0]), known_sizes(call)):
@@ -101,7 +101,7 @@ class ConvolutionMerger(TargetRewriter):
             return None
         weights = [leaf for leaf in leaves.values() if self.flow.is_weight(leaf)]
         others = [leaf for leaf in leaves.values() if not self.flow.is_weight(leaf)]
-        # weights are added first, so that the library has their sum
+        # weights are added first, so that their sum is computed when the library is built
         shifts = [self._sum(map(self.visit_expr, weights))] if weights else []
         return self._sum([*merged, *shifts, *map(self.visit_expr, others)])
 
@@ -121,7 +121,7 @@ class ConvolutionMerger(TargetRewriter):
         return leaves
 
     def _analyze(self, leaf: Any, total: Any) -> _Term | None:
-        """Return the data of a term; None for terms that cannot be merged."""
+        """Return the description of a term; None for terms that cannot be merged."""
         shape = sizes_of(leaf)
         if shape is None or len(shape) < 3 or not same_sizes(shape, known_sizes(total)):
             return None
@@ -156,7 +156,7 @@ class ConvolutionMerger(TargetRewriter):
         return _Term(conv=conv, scale=None, data=data, begins=begins, sizes=sizes, gaps=gaps)
 
     def _is_quantized(self, weights: Any) -> bool:
-        """Return whether the library has these weights as int8, whose sum would be float32."""
+        """Return whether the library stores these weights as int8; merged weights would be float32."""
         value: Any = self.flow.values.get(weights)
         name = ir.operator_name(value)
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))

@@ -41,7 +41,7 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
     "relax.divide": tirx.Div,
     "relax.where": tirx.Select,
 }
-"""The operators on scores -> the same on their elements."""
+"""Operator on scores -> the operation on their elements."""
 
 
 def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -50,7 +50,7 @@ def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
 
 
 class _Step(NamedTuple):
-    """An operation on the scores: its operands, None for the scores, and the shape of its result."""
+    """An operation on the scores: its operands (None is the scores), and the shape of its result."""
 
     name: str
     operands: tuple[Any, ...]
@@ -58,7 +58,7 @@ class _Step(NamedTuple):
 
 
 _Scores = tuple[Any, list[_Step]]
-"""The product that scores begin with, and the operations on them, in order."""
+"""The matmul of queries and keys, and the operations on its result (the scores), in order."""
 
 
 class _AttentionFuser(TargetRewriter):
@@ -84,7 +84,7 @@ class _AttentionFuser(TargetRewriter):
         return self._fuse(product, [int(axis) for axis in call.attrs.axes])
 
     def _fuse(self, call: Any, order: Sequence[int]) -> Any:
-        """Return the call of a kernel for attention with axes in an order; None for other products."""
+        """Return the call of an attention kernel, its result's axes in `order`; None for other matmuls."""
         scores, replacement = _match(self.flow, call) or (None, None)
         fused = None if scores is None else self._describe(scores, replacement, call, order)
         if fused is None:
@@ -105,7 +105,7 @@ class _AttentionFuser(TargetRewriter):
     def _describe(
         self, scores: _Scores, replacement: Any, result: Any, order: Sequence[int]
     ) -> tuple[Attention, list[MatrixView]] | None:
-        """Return the computation of a kernel, and the views of its operands; None if one has no strides."""
+        """Return the computation of a kernel, and views of its operands; None if one has no strided view."""
         product, steps = scores
         *batch, queries, keys = sizes_of(product) or ()
         shape = sizes_of(result) or ()
@@ -161,7 +161,7 @@ class _AttentionFuser(TargetRewriter):
     def _find_mask(
         self, operand: Any, shape: Sequence[IrSize], matrix: tuple[IrSize, IrSize]
     ) -> MatrixView | None:
-        """Return the view of an operand of scores of a shape; None if it is not broadcast to matrices."""
+        """Return the view of an operand broadcast to scores; None if `shape` does not end in `matrix`."""
         extents = sizes_of(operand)
         is_matrix = same_sizes(shape[-2:], matrix)
         if extents is None or not is_matrix or len(extents) > len(shape):
@@ -185,7 +185,7 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
 
 
 def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
-    """Return the scores of attention that ends with a product, and the replacement of NaN weights or None."""
+    """Return the scores of attention whose last matmul is `call`, and what replaces NaN weights, if any."""
     weights, values = call.args
     shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):
@@ -234,7 +234,7 @@ def _match_nan_guard(flow: ir.DataFlow, value: Any) -> tuple[Any, Any]:
 
 
 def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
-    """Return the product of matrices and the operations that give the scores; None for others."""
+    """Return the matmul and the operations that compute the scores; None for other expressions."""
     value = flow.value_if_used_once(expr)
     shape = None if value is None else sizes_of(value)
     if not shape or not same_size(shape[-1], keys) or not ir.is_float32(value):

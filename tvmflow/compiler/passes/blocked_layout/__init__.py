@@ -1,9 +1,9 @@
 """Moves convolutions, and the operators between them, to layouts whose innermost axis is one vector.
 
-`NCHW[b]c` for data and `OIHW[b]i[b]o` for weights (the same with one or three spatial axes), as in oneDNN and in Liu
+Data become `NCHW[b]c` and weights `OIHW[b]i[b]o` (the same with one or three spatial axes), as in oneDNN and in Liu
 et al., "Optimizing CNN Model Inference on CPUs" (USENIX ATC 2019). Data are packed where the first convolution reads
 them and unpacked where an operator without a handler reads them; everything between stays blocked. Weights are packed
-when the library is built. A new operator is a handler in one of the modules here and a line in `HANDLERS`.
+when the library is built. A new operator needs a handler in one of the modules here and a line in `HANDLERS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvmflow.graph.rewriter import rewrite_main
 
 
 def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:
-    """Return the handler of an operator over sequences, images and volumes by operator."""
+    """Return the operators for sequences, images and volumes (`name` with 1, 2, 3) -> one handler."""
     return {f"relax.nn.{name.format(rank)}": handler for rank in (1, 2, 3)}
 
 

@@ -1,6 +1,6 @@
 """Concatenations, slices, splits and shuffles of channels, on blocked layouts.
 
-In a sequence of these operators, the last one reads the operands of the first one.
+A chain of these operators becomes one copy: the last operator reads the operands of the first one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Selection(NamedTuple):
-    """Channels of blocked tensors: for each one, the position of its tensor and the channel in that."""
+    """Channels of blocked tensors: for each, the position of its tensor, and its channel in there."""
 
     tensors: tuple[Any, ...]
     positions: Indices
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
-    """Rewrite a concatenation of channels, with a blocked tensor."""
+    """Rewrite a concatenation of channels in which at least one tensor is blocked."""
     fields = rewriter.list_fields(data)
     axis = int(call.attrs.axis) % len(known_sizes(call))
     forms = [rewriter.blocked_form(field) for field in fields]
@@ -75,14 +75,14 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
     if shape is None or is_dynamic(sizes[1]):
         return None
-    # a reversed axis of one element looks like one that is not reversed
+    # two elements for a dynamic axis whose tuning size is 1: a reversal would not show with one
     pairs = zip(shape, sizes, strict=True)
     shape = tuple(max(n, 2) if is_dynamic(size) else n for n, size in pairs)
     channels, *others = (
         list_positions(functools.partial(read_slice, call), shape, axis)
         for axis in (1, 0, *range(2, len(shape)))
     )
-    # a step of -1 reverses an axis
+    # the positions along other axes must increase: a step of -1 reverses an axis
     if any(other is None or (np.diff(other) <= 0).any() for other in others):
         return None
     return _select(rewriter, call, call.args[0], data, channels)
@@ -106,13 +106,13 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
     before, after = known_sizes(data), known_sizes(call)
     has_dynamic = any(map(is_dynamic, after)) and len(before) > 2
     if has_dynamic and set(before[2:]) == {1} and same_sizes(before[:2], after):
-        # images of one pixel: TVM fuses no reshape of dynamic shape
+        # images of one pixel: squeezed, because TVM does not fuse reshapes with dynamic shapes
         return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
     blocked_data = rewriter.blocked_form(data)
     if same_sizes(before, after):
         return blocked_data
     if len(before) > 2 and same_in_ranges(before, after, rewriter.dimensions):
-        # the same sizes in other words: a copy in order, which neighbours compute along
+        # equal sizes in other expressions: an elementwise copy, which is fused with its neighbors
         source, shape = data, list(after)
         if blocked_data is not None:
             source, blocks = blocked_data, known_sizes(blocked_data)
@@ -122,7 +122,7 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
 
 
 def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Rewrite the reshape that ends a shuffle of channels: they are a matrix, which is transposed."""
+    """Rewrite the last reshape of a channel shuffle (reshape to a matrix, transpose, reshape back)."""
     flow = rewriter.flow
     transposed = flow.find_call(call.args[0], "relax.permute_dims")
     split = None if transposed is None else flow.find_call(transposed.args[0], "relax.reshape")
@@ -154,8 +154,8 @@ def _select(
 ) -> relax.Expr | None:
     """Emit a selection of channels of a blocked tensor; None if no reader takes blocked data.
 
-    Also None if the channels are unknown or the tensor is not blocked. `value` is the original expression that selects
-    channels, and `original` the original tensor.
+    Also None if the channels are unknown or the tensor is not blocked. `value` is the expression before the rewrite
+    that selects channels, and `original` the tensor that it reads.
     """
     tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
     if (
@@ -208,16 +208,16 @@ def _emit(rewriter: LayoutRewriter, selection: Selection) -> Any:
     return result
 
 
-# The pixels of a part of the work: their blocks stay in the cache while each group of lanes is copied.
+# Pixels that are copied together: their blocks stay in the cache while one group of lanes after another is copied.
 _PIXELS: Final = CACHED_LINES
 
 
 def _copy_channels(selection: Selection, cpu: CpuModel) -> Any:
     """Return a kernel that copies channels of blocked tensors, its table, and the shape of its result.
 
-    The parameters of the kernel are the tensors (n, c/b, …, b), the table and the result. The table (groups of lanes
-    of the result, 2) has the position of a group's tensor, or -1 for zeros, and the position of its first element in
-    an image of the tensor, or in one pixel of it where images have dynamic shapes.
+    The parameters of the kernel are the tensors (n, c/b, …, b), the table and the result. The table has a row for each
+    group of lanes of the result: the position of its source tensor (-1 for zeros), and the offset of its first element
+    in an image of this tensor. Where images have dynamic shapes, the offset is that in an image of one pixel.
     """
     shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]
@@ -262,14 +262,14 @@ def _copy_channels(selection: Selection, cpu: CpuModel) -> Any:
 
 
 def _find_width(lanes: Any, block: int) -> int:
-    """Return how many lanes of the result come from as many lanes next to each other, everywhere."""
+    """Return the largest width for which every group of lanes is zero or contiguous in its source."""
     width = block
     while width > 1:
         groups = lanes.reshape(-1, width, 2)
         expected = groups[:, :1, :] + np.stack([np.zeros(width), np.arange(width)], axis=1)
         is_zero = np.all(groups[:, :, 0] == -1, axis=1)
         is_run = np.all(groups == expected, axis=(1, 2)) & (groups[:, 0, 0] >= 0)
-        # lanes of one block
+        # a group must not cross a block of its source
         is_run &= groups[:, 0, 1] % block + width <= block
         if np.all(is_zero | is_run):
             break

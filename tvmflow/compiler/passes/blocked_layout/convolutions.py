@@ -35,10 +35,11 @@ from tvmflow.graph.marks import read_marks
 
 _log = logging.getLogger(__name__)
 
-# The share of a direct convolution's time that one of Winograd's takes.
+# The time of a Winograd convolution as a fraction of a direct one's.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
-# From this many blocks of data on, matrices with a block of zeros are multiplied faster than vectors.
+# Matrix instructions need an even number of data blocks, and pad an odd one with zeros. That is faster than dot
+# products only if there are more blocks than this.
 _MIN_ODD_BLOCKS: Final = 3
 
 
@@ -106,7 +107,7 @@ def _emit_convolution(
         reads = Groups(inputs, channels, own_lanes, rewriter.block, groups)
         reads = direct_convolutions.shorten(rewriter, reads, dtype, joins=True)
         if is_apart := reads.outputs != channels:
-            # as many channels of the result in each group as are computed
+            # each group is padded to as many channels of the result as are computed
             o, *rest = ir.known_shape(kernel)
             split = rewriter.reshape(kernel, [groups, o // groups, *rest])
             padded = rewriter.pad_to_multiples(split, [1, reads.outputs])
@@ -155,8 +156,8 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
 
-    There is no axis of lanes if there is one lane. Runs of channels may replace blocks of data. If a block of the
-    result belongs to several groups, the weights of data of other groups are 0.
+    There is no axis of lanes if there is one lane. Runs of channels (`groups.run`) may replace blocks of data. If a
+    block of the result belongs to several groups, the weights for data of other groups are 0.
     """
     block, lanes, width = groups.block, groups.run or groups.lanes, groups.width
     is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
@@ -179,7 +180,7 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
 def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     """Return the row of weights for each output channel and each data channel that its block reads.
 
-    Output channel `o` has `inputs` rows from `o·(inputs + 1)`, followed by a row of zeros.
+    The `inputs` rows of output channel `o` begin at `o·(inputs + 1)`; a row of zeros follows them.
     """
     o = np.arange(blocks * groups.block)
     unit = 1 if groups.run else groups.lanes
@@ -196,13 +197,13 @@ def _find_winograd(
 ) -> Geometry | None:
     """Return the sizes of a Winograd convolution; None if it is not possible or not faster.
 
-    An instruction of the direct convolution computes this many `terms` of each result.
+    An instruction of the direct convolution adds `terms` products to each result.
     """
     context, cpu = rewriter.context, rewriter.cpu
     tiles, step = context.winograd_tiles, window.strides[-1]
     out, inner, *edges = ir.known_shape(kernel)
     shape, groups = rewriter.numbers.shape(call), int(call.attrs.groups)
-    # levels that share weights choose alike
+    # ISA levels that share weights must choose the same tile
     is_shared = context.options.shares_weights and not cpu.multiplicand_lanes
     lanes = SHARED_LANES if is_shared else rewriter.block
     has_fixed_tiles = len(edges) > _IMAGE_AXES or step > 1 or groups > 1
@@ -216,16 +217,16 @@ def _find_winograd(
         or min(window.padding) < 0
         # each block of a tile belongs to one group
         or (groups > 1 and (out // groups % lanes or inner % lanes))
-        # the tiles of a dynamic volume are not numbered; those with a stride or groups have fixed positions
+        # tiles of volumes, or with a stride or groups, have fixed positions: dynamic sizes are not supported
         or (has_fixed_tiles and any(map(is_dynamic, known_sizes(call)[2:])))
-        # more products an instruction save more than the transforms
+        # instructions that add several products save more than the transforms
         or (step > 1 and terms > 1)
     ):
         return None
     n, _, *sizes = known_sizes(call)
     is_dynamic_image = any(map(is_dynamic, sizes))
     if terms > 1 or is_dynamic_image:
-        # more products an instruction save more than larger weights; the tiles of a dynamic image are squares
+        # instructions that add several products save more than a rectangle's larger weights; dynamic images need squares
         tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
     depth, height, width = [1, *shape[2:]][-3:]
     front, top, left = [0, *window.padding[: len(sizes)]][-3:]
@@ -260,14 +261,14 @@ def _find_winograd(
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
     if is_dynamic_image:
         return geometry
-    # a large tile takes less time in two steps, and much less to compile
+    # transforming a large tile along one axis after the other takes less time, and much less time to compile
     is_separate = cpu.multiplicand_lanes > 0 or step > 1 or tile > min(winograd.SQUARES)
     geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // block) // groups, inner, cpu)
 
 
 def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
-    """Return the description of a convolution that all equal ones share, in any model."""
+    """Return a description of a convolution that is the same for equal convolutions in any model."""
     shapes = [ir.known_shape(tensor) for tensor in (call.args[0], kernel, call)]
     sizes = [*shapes, window.strides, window.padding, window.dilation]
     data, weights, result, *numbers = ("×".join(map(str, size)) for size in sizes)
@@ -308,14 +309,14 @@ def _emit_winograd(
 
 
 # ---------------------------------------------------------------- few channels
-# Few channels would leave most lanes of a result's vectors empty. So the channels of s·t neighboring pixels become
-# those of one pixel (space to depth). The kernel becomes larger, with zeros for the data that a pixel does not read. Its
-# strides are s and t times as large. Three channels with 7×7 kernels are computed with 64 multiplications of vectors
-# for four pixels, not 196.
+# Few channels would leave most lanes of a result's vectors empty. So s·t neighboring pixels of the result become
+# channels of one pixel (space to depth). The kernel becomes larger, with zeros for the data that a pixel does not read.
+# Its strides are s and t times as large. With three channels and a 7×7 kernel, four pixels take 64 vector
+# multiplications for each channel of data, not 196.
 
-# The larger kernel may need at most this share of the multiplications of vectors.
+# The larger kernel must need less than this share of a direct convolution's vector multiplications.
 _MAX_SHARE: Final = 0.75
-# Moving one element to its pixel takes as long as this many multiplications of vectors.
+# The cost of moving one element to its pixel, in vector multiplications.
 _MOVE_COST: Final = 4
 
 
@@ -324,8 +325,8 @@ def choose_phases(
 ) -> tuple[int, ...] | None:
     """Return how many pixels along each axis become channels; None if that is not faster.
 
-    `kernel` is the shape (o, i, …) of the weights, and `share` the part of the multiplications of a direct
-    convolution that another method needs.
+    `kernel` is the shape (o, i, …) of the weights. `share` is the cost of the method otherwise used, as a fraction of
+    a direct convolution's multiplications.
     """
     outputs, inputs, *kernel_size = kernel
     if 2 * outputs > block or max(window.dilation) > 1:
@@ -347,11 +348,11 @@ def choose_phases(
 def pad_kernel(
     rewriter: LayoutRewriter, kernel: Any, window: Window, image: Image, phases: Sequence[int]
 ) -> tuple[Any, Window]:
-    """Return weights (o, i, …) as those (s·t·o, i, …) of the larger kernel, and its window."""
+    """Return the larger kernel (s·t·o, i, …) made of weights (o, i, …), and its window."""
     rank = len(phases)
     parts = []
     for phase in itertools.product(*map(range, phases)):
-        # zeros around the weights of each pixel that becomes channels
+        # the weights of each pixel that becomes channels, with zeros around them
         widths = [0, 0, 0, 0]
         for index, count, step in zip(phase, phases, window.strides, strict=True):
             widths += [index * step, (count - 1 - index) * step]
@@ -362,7 +363,7 @@ def pad_kernel(
     for axis, (step, extent) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
         size, result = image.data[axis], image.result[axis]
         if is_dynamic(result):
-            # enough for all sizes
+            # enough padding for all sizes
             after.append(window.padding[rank + axis] + extent - ir.known_shape(kernel)[2 + axis])
         else:
             rows = -(-result // phases[axis])
@@ -375,7 +376,7 @@ def pad_kernel(
 
 
 def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
-    """Return the integers of data of a convolution with int8 weights; None without dot products."""
+    """Return the 8-bit data of a convolution with int8 weights; None if dot products cannot be used."""
     if not rewriter.context.has_dot_products():
         return None
     quantized = find_quantized_data(rewriter.flow, call.args[0])
@@ -394,9 +395,9 @@ def emit(
     groups: Groups,
     name: str,
 ) -> Any:
-    """Emit a convolution of blocked integers, without the scale of the weights.
+    """Emit a convolution of blocked integers, not yet multiplied by the scale of the weights.
 
-    The weights are `kernel` (o, i of a group, …), and `packed` (o/b, blocks of data, …, lanes of i, b of o).
+    The weights are given as `kernel` (o, i of a group, …) and as `packed` (o/b, blocks of data, …, lanes of i, b of o).
     """
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
@@ -404,7 +405,7 @@ def emit(
     multiply: Callable[..., Any]
     if _multiplies_matrices(rewriter, data.integers, window, groups, outer[2:]):
         integers, window = _take_strides(rewriter, data.integers, window)
-        # another block is multiplied with zeros
+        # an odd number of blocks is padded with a block of zeros
         data = data._replace(integers=rewriter.pad_to_multiples(integers, [1, 2]))
         packed = rewriter.pad_to_multiples(packed, [1, 2])
         blocks, width, *kernel_size = ir.known_shape(packed)[:-2]
@@ -425,14 +426,14 @@ def emit(
 
 
 def _scale(rewriter: LayoutRewriter, sums: Any, kernel: Any, data: QuantizedData) -> Any:
-    """Emit products with weights (o, …), accumulated as float32, without the scale of the weights."""
+    """Emit accumulators of products with weights (o, …) as float32, times the scale of the data only."""
     shape = [1, -1, *[1] * (len(ir.known_shape(kernel)) - 2), rewriter.block]
     totals = rewriter.pad_to_multiples(kernel, [rewriter.block])
     return scale_accumulators(rewriter, sums, totals, shape, data)
 
 
 def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any, Window]:
-    """Emit the pixels that a kernel of one pixel reads, and return its window over them."""
+    """Emit the pixels that a strided kernel of one pixel reads; return them and a window with stride 1."""
     strides, rank = list(window.strides), len(window.strides)
     if max(strides) == 1:
         return x, window
@@ -451,7 +452,7 @@ def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
 def _multiplies_matrices(
     rewriter: LayoutRewriter, x: Any, window: Window, groups: Groups, kernel: Sizes
 ) -> bool:
-    """Return whether an instruction multiplies the bytes of two pixels with those of two results."""
+    """Return whether int8 matrix instructions compute two pixels and two output channels at once."""
     cpu, (strides, padding, dilation) = rewriter.cpu, window
     points = _count_points(x, window, kernel)
     is_fixed = not any(map(is_dynamic, known_sizes(x)[2:]))
@@ -477,9 +478,9 @@ def _emit_quantized_depthwise(
     window: Window,
     name: str,
 ) -> Any:
-    """Emit a depthwise convolution of integers, without the scale of the weights.
+    """Emit a depthwise convolution of integers, not yet multiplied by the scale of the weights.
 
-    Dot products are along kernel rows; without such an instruction, products are float32.
+    Dot product instructions run along kernel rows; where none can be used, products are float32.
     """
     name, cpu = f"quantized_depthwise_{name}", rewriter.cpu
     has_instruction = cpu.multiplicand_lanes == rewriter.block == DEPTHWISE.terms and cpu.has_quads
@@ -505,7 +506,7 @@ def _emit_accumulators(
     data: QuantizedData,
     weights: Any,
 ) -> Any:
-    """Emit a kernel of data, weights and the zero point of the data: a number in it, or one of its inputs."""
+    """Emit a kernel of data and weights; the data's zero point is a constant in it, or its third input."""
     zero, tensors = data.zero_point, (data.integers, weights)
     if isinstance(zero, int):
         return rewriter.kernel(functools.partial(operator, zero=zero), name, *tensors)

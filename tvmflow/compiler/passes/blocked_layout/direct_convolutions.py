@@ -33,7 +33,7 @@ def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
 
 
 def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[Any, int]:
-    """Return a convolution's data and their lanes: one for plain data, few for few channels of few bits."""
+    """Return a convolution's data and the channels in a block: 1 if plain, few if packed for dot products."""
     if not is_plain_data(rewriter, data):
         return rewriter.to_blocked(data), rewriter.block
     if ir.dtype_of(data) in BYTES:
@@ -50,8 +50,8 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
 def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, joins: bool) -> Groups:
     """Return groups that multiply fewer empty lanes (see `blocked.shorten`), where the CPU allows it.
 
-    A by-element FMA, or an instruction that adds several products, needs whole blocks, and levels
-    share weights of only these.
+    By-element FMA and instructions that add several products need whole blocks, and ISA levels can
+    share only weights for whole blocks.
     """
     takes_blocks = (
         rewriter.cpu.multiplicand_lanes
@@ -74,8 +74,8 @@ def emit(
     """Emit a convolution of data as `block_data` returns them.
 
     The packed weights are (o/b, blocks of data, …, lanes of i, b of o), without the axis of lanes if there is one
-    lane. They are cast to their dtype, or rounded to bfloat16. With an image, each kernel position may be a separate
-    convolution.
+    lane. They are cast to `weight_dtype`, or rounded to bfloat16. With `image`, each kernel position may become a
+    separate convolution.
     """
     convolve: Callable[..., Any] = blocked.conv
     if _uses_bfloat16(rewriter, weight_dtype):
@@ -108,12 +108,12 @@ def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: W
 
 
 def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
-    """Return how many products of a direct convolution an instruction computes for each result."""
+    """Return how many products an instruction of a direct convolution adds to each result."""
     return BFLOAT16.terms if _uses_bfloat16(rewriter, weight_dtype) else 1
 
 
 def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
-    """Return whether a convolution is one of bfloat16; int8 weights are narrower already."""
+    """Return whether a convolution computes in bfloat16; int8 weights are smaller, and stay int8."""
     return rewriter.context.uses_bfloat16() and weight_dtype == "float32"
 
 
@@ -124,16 +124,18 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 # or activation that follows.
 
 _MIN_RAGGED_CHANNELS: Final = 32
-# Threads divide columns: of fewer there is no work for all, and the weights, which each part reads, are most of it.
+# Threads divide the columns, and each reads all weights. With fewer columns, some threads have no work, and the weights
+# are most of what is read.
 _MIN_COLUMNS: Final = 256
-# Of fewer columns, ragged channels are faster plain where the data have no more channels for each of the result.
+# With fewer columns, plain data are faster only if channels are ragged, and the data have at most this many channels
+# for each channel of the result.
 _MAX_DEPTH_SHARE: Final = 2
 
 
 class PlainProduct(NamedTuple):
-    """Products of weights (outputs, depth) and some matrices, with bias and activations in order.
+    """A matmul of weights (outputs, depth) with several matrices, then bias and activations in order.
 
-    The columns of a matrix are the pixels of an image, at least those of a vector.
+    The columns of a matrix are the pixels of an image, at least as many as a vector has lanes.
     """
 
     number: int
@@ -152,7 +154,7 @@ class PlainProduct(NamedTuple):
 def emit_plain_product(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window
 ) -> Any:
-    """Emit a pointwise convolution of plain data (n, c, …); None for one that is faster with blocked data."""
+    """Emit a pointwise convolution of plain data (n, c, …); None if blocked data are faster."""
     context, cpu = rewriter.context, rewriter.cpu
     outputs, inputs, *positions = ir.known_shape(kernel)
     sizes, result = known_sizes(data), known_sizes(call)
@@ -165,7 +167,7 @@ def emit_plain_product(
         or not cpu.has_fma
         or context.weight_dtype != "float32"
         or context.uses_bfloat16()
-        # code for other levels would share weights that depend on the lanes
+        # ISA levels cannot share these weights, because their layout depends on the lanes
         or context.options.shares_weights
         or any(map(is_dynamic, (*sizes, *result)))
         or {*positions, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
@@ -217,7 +219,7 @@ def _make_plain_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFun
         weights, data, *others, out = buffers
 
         def multiply(corner: tuple[Any, Any], packed: Any, group: Any, shape: RegisterTile) -> None:
-            """Emit the product of the first rows of a group and a tile that begins at a corner."""
+            """Emit the product of a group's first rows and the tile at a corner (matrix, first column)."""
             matrix, start = corner
             sums = Accumulators.allocate(*shape, cpu.lanes)
             for index, _, _ in sums.iterate():
@@ -237,7 +239,7 @@ def _make_plain_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFun
                 out[(matrix * outputs + row) * pixels + start + column] = value
 
         def emit(matrix: Any, start: Any, vectors: int) -> None:
-            """Emit the product of all rows and some columns; `start` is the first of these."""
+            """Emit the product of all rows and this many vectors of columns from `start` on."""
             width = vectors * cpu.lanes
             packed = allocate(depth * width)
             with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(cpu.lanes) as lane:
@@ -251,7 +253,7 @@ def _make_plain_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFun
 
         with loop_over(number * count, is_parallel) as part:
             matrix, tile = part // count, part % count
-            # the tail tile ends where the columns do: it overlaps the one before it
+            # the tail tile ends at the last column, so it may overlap the tile before it
             width = vectors * cpu.lanes
             if not rest:
                 emit(matrix, tirx.min(tile * width, pixels - width), vectors)
@@ -284,7 +286,7 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
     low, high = limits
 
     def limit(value: Any) -> Any:
-        # in the order in which TVM's operator takes NaN
+        # minimum before maximum, as in TVM's operator, so that NaN has the same result
         lowered = value if high == math.inf else tirx.min(value, T.float32(high))
         return lowered if low == -math.inf else tirx.max(lowered, T.float32(low))
 
@@ -293,7 +295,7 @@ def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: An
 
 
 def _find_bias(rewriter: LayoutRewriter, product: PlainProduct, original: Any, operand: Any) -> Any:
-    """Return a weight that is added to all pixels of a channel as one value for each; None for others."""
+    """Return a weight with one value for each channel, as (outputs,); None for other operands."""
     channels = (product.outputs, *[1] * len(product.image))
     has_epilogue = product.has_bias or product.activations
     is_bias = ir.shape_of(operand) in (channels, (1, *channels))
@@ -335,7 +337,7 @@ class Image(NamedTuple):
 def crop_kernel(
     rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
 ) -> tuple[Any, Window]:
-    """Return weights (o, i, …) and window without outer positions of fixed images that read only padding."""
+    """Return weights (o, i, …) and window without outer positions that read only padding of fixed images."""
     if not image.is_fixed:
         return kernel, window
     padding, rank = list(window.padding), len(window.strides)
@@ -351,7 +353,7 @@ def crop_kernel(
 
 
 def _are_separate_faster(image: Image, kernel: Sequence[int], window: Window) -> bool:
-    """Return whether one convolution for each kernel position is faster, as most products are of padding."""
+    """Return whether a convolution per kernel position is faster, because most products read padding."""
     read = math.prod(sum(map(len, axis)) for axis in _list_parts(image, kernel, window))
     positions, pixels = math.prod(kernel), math.prod(image.result)
     return positions <= _MAX_POSITIONS and 0 < read < _MAX_SHARE * positions * pixels
@@ -378,7 +380,7 @@ def _emit_positions(
         own, before, after = weights, [], []
         for axis, (index, part) in enumerate(position):
             own = rewriter.take(own, [index], 2 + axis)
-            # the window over the data that the position reads: padding is negative
+            # negative padding crops the data to the part that the position reads
             step, offset = window.strides[axis], index * window.dilation[axis]
             first = part.start * step + offset - window.padding[axis]
             before.append(-first)
@@ -392,7 +394,7 @@ def _emit_positions(
 
 
 def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[range]]:
-    """Return, for each axis, the results for which each kernel position reads data, not padding."""
+    """Return, by axis and kernel position, the range of results for which it reads data, not padding."""
 
     def find(data: int, result: int, step: int, offset: int) -> range:
         """Return the indices y of a result for which y·step + offset lies within the data."""

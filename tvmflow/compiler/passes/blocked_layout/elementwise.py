@@ -14,7 +14,7 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, known_sizes, same_sizes, sizes_of
 from tvmflow.graph.ir_operators import RoundedData
 
-# Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
+# Operators whose results are finite in empty lanes, which hold zeros or results of such operators.
 _SAFE_ON_EMPTY_LANES: Final = {RoundedData.NAME} | ir.operators(
     "add subtract multiply maximum minimum clip negative abs sigmoid tanh erf sin cos floor ceil",
     "round sign nn.relu nn.leakyrelu nn.gelu nn.silu nn.gelu_tanh nn.relu6",
@@ -24,7 +24,7 @@ ELEMENTWISE: Final = _SAFE_ON_EMPTY_LANES | ir.operators(
     # these are rewritten only if no lane is empty
     "divide exp log sqrt rsqrt power nn.softplus square"
 )
-"""Elementwise operators that blocked data go through as plain data do."""
+"""Elementwise operators that compute blocked data in the same way as plain data."""
 
 
 def rewrite_elementwise(
@@ -51,7 +51,7 @@ def rewrite_elementwise(
 
 
 def rewrite_conversion(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
-    """Rewrite a conversion between the floats of blocked data."""
+    """Rewrite a cast of blocked data from one floating-point type to another."""
     tensor = rewriter.blocked_form(data)
     if tensor is None or not all(map(rewriter.is_float, (call, data))):
         return None
@@ -59,7 +59,7 @@ def rewrite_conversion(rewriter: LayoutRewriter, call: relax.Call, data: Any) ->
 
 
 def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Compute a function in the kernel of a convolution, before reshapes and transposes."""
+    """Move a function before reshapes and transposes, so that a convolution's kernel computes it."""
     moves, source = [], call.args[0]
     while True:
         value = rewriter.flow.value_if_used_once(source)
@@ -196,7 +196,7 @@ def rewrite_adaptive_pool(
 def rewrite_image_reduction(
     rewriter: LayoutRewriter, call: relax.Call, data: Any
 ) -> relax.Expr | None:
-    """Rewrite a reduction over spatial axes, which may drop them: no lane is added to another."""
+    """Rewrite a reduction over spatial axes only, which adds no lane to another; it may drop the axes."""
     tensor = rewriter.blocked_form(data)
     if tensor is None or call.attrs.axis is None:
         return None
@@ -215,7 +215,7 @@ def _default_layout(call: relax.Call) -> str:
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a resize of the spatial axes whose reader takes blocked data; others unpack fewer pixels."""
+    """Rewrite a spatial resize whose reader takes blocked data; else unpacking first moves fewer pixels."""
     resize = as_resize(call)
     if (
         resize is None

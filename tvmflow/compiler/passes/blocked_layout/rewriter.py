@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 # Operators that take blocked data at any shape.
 _READERS: Final = frozenset({*ir.CONVOLUTIONS, *ir.TRANSPOSED_CONVOLUTIONS})
-# Operators that reduce blocked data, or take a function into the kernel of a convolution.
+# Operators that reduce blocked data, or before which a function can move into a convolution's kernel.
 _POOLS: Final = ir.operators(
     *(f"nn.max_pool{n}d nn.avg_pool{n}d nn.adaptive_avg_pool{n}d" for n in (1, 2, 3)),
     "max mean min sum permute_dims",
@@ -35,7 +35,7 @@ Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
 MOVES: Final = ir.operators("reshape permute_dims")
-"""Operators that move values: the channels of an image, if they do not change its other axes."""
+"""Operators that move values. They move only the channels of an image if its other axes stay."""
 
 
 class LayoutRewriter(TargetRewriter):
@@ -43,8 +43,8 @@ class LayoutRewriter(TargetRewriter):
 
     Attributes:
         block: The number of channels in a block.
-        selections: Blocked tensor -> the channels of other blocked tensors that it is a copy of.
-        products: Tensor -> the product of plain data that computes it, and the arguments of its kernel.
+        selections: Blocked tensor -> the channels of other blocked tensors from which it is copied.
+        products: Tensor -> the matmul of plain data that computes it, and the arguments of its kernel.
     """
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext, handlers: Handlers) -> None:
@@ -66,7 +66,7 @@ class LayoutRewriter(TargetRewriter):
             return rewritten
         arguments = list(map(self.resolve, rewritten.args))
         if not any(map(self.is_float, (call, *call.args[:1]))):
-            # pools and concatenations of quantized data move bytes, if these are blocked
+            # operators on integers, such as pools and concatenations, are rewritten only if these are blocked
             data = arguments[0]
             tensors = self.list_fields(data) if name == "relax.concat" else [data]
             if not any(tensor in self._blocked for tensor in tensors):
@@ -105,12 +105,12 @@ class LayoutRewriter(TargetRewriter):
 
     def pack(self, data: Any, lanes: int) -> Any:
         """Emit data packed in blocks of this many channels."""
-        # fused with a function, a transposition would compute it one element at a time
+        # opaque, because a function fused with a transposition is computed one element at a time
         pattern = OPAQUE if self._calls_function(data) else None
         return self.kernel(blocked.pack, "pack", data, lanes, pattern=pattern)
 
     def _calls_function(self, data: Any) -> bool:
-        """Return whether the kernel that computes a tensor calls a function, judged by its arithmetic."""
+        """Return whether the kernel that computes a tensor has a function such as exp among its operators."""
         pending, seen = [data], set()
         while pending:
             source = pending.pop()

@@ -2,7 +2,7 @@
 
 With strides (s, t), a convolution computes the s·t pixels between two pixels of the data as channels of one pixel,
 which are then interleaved. Rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other
-rows of the weights. Each of these s·t phases has its own blocks of channels, or few channels of all phases share
+rows of the weights. Each of these s·t phases has its own blocks of channels; if channels are few, all phases share
 blocks. Where some phases have fewer kernel positions or rows than others, each may be a separate convolution.
 """
 
@@ -31,21 +31,22 @@ from tvmflow.graph.dynamic_shapes import (
     simplify,
 )
 
-# Another kernel takes as long as this many multiplications of vectors.
+# The cost of another kernel, in vector multiplications.
 _KERNEL_COST: Final = 10_000
 _MAX_PHASES: Final = 8
-# Small images are interleaved no faster from several tensors than from one.
+# One convolution per phase must save this factor, since small images are interleaved no faster from several tensors.
 _MIN_GAIN: Final = 1.15
-# Blocks that phases share must be so few, where a convolution reads the image as blocks, and where none does.
+# Phases share blocks if these are at most this fraction of their own blocks: where a convolution reads the image as
+# blocks, and where none does.
 _MAX_BLOCKED_SHARE: Final = 0.5
 _MAX_PLAIN_SHARE: Final = 0.85
 
 
 class _Geometry(NamedTuple):
-    """The convolution behind a transposed one with some strides; one value for each spatial axis.
+    """The convolution that computes a transposed one; each field has a value for each spatial axis.
 
-    `padding` is that before and then after each axis, `rows` the size of the result, and `offsets` the pixels to skip
-    of the interleaved image.
+    `padding` has the padding before each axis, then the padding after each axis. `rows` is the size of the result, and
+    `offsets` are the pixels of the interleaved image to skip.
     """
 
     strides: Sequence[int]
@@ -62,7 +63,7 @@ class _Geometry(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """The rows of a result along one axis that a convolution of some kernel positions computes."""
+    """A phase along one axis: its rows of the result, kernel positions, and padding before and after."""
 
     rows: IrSize
     positions: list[int]
@@ -92,7 +93,7 @@ def rewrite_conv_transpose(
             return convolution.emit_phases(phases)
         if quantized is not None or convolution.shares_blocks():
             return convolution.emit_shared()
-        # each phase is a block of channels of its own
+        # each phase has its own blocks of channels
         flipped = _flip_kernel(rewriter, kernel, geometry, int(call.attrs.groups))
         pixels = convolution.emit(flipped, geometry.window, math.prod(window.strides))
     is_whole = not any(geometry.offsets) and same_sizes(geometry.rows, size)
@@ -117,7 +118,7 @@ def _emit_depthwise(rewriter: LayoutRewriter, data: Any, kernel: Any, geometry: 
 
 
 class _Convolution:
-    """A transposed convolution with channels in several groups, or in one."""
+    """A transposed convolution that is not depthwise, with one group or several."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class _Convolution:
         self._phases = math.prod(window.strides)
 
     def list_phases(self) -> list[tuple[_Phase, ...]] | None:
-        """Return the phases along each axis, if a convolution for each of them is faster than one for all."""
+        """Return the phases along each axis; None if one convolution for all phases is faster."""
         phases = self._find_phases(self._size, known_sizes(self._data)[2:])
         products = self._count(
             sum(phase.rows * len(phase.positions) for phase in axis)
@@ -182,11 +183,11 @@ class _Convolution:
         return self._groups == 1 and self._count_shared() <= share * self._phases * self._blocks
 
     def _count_shared(self) -> int:
-        """Return the number of blocks that all channels of all phases fill."""
+        """Return the number of blocks that the channels of all phases fill together."""
         return int(-(-self._phases * self._channels[1] // self._rewriter.block))
 
     def _work(self) -> int:
-        """Return how many vectors of data are multiplied for a block of the result of all phases."""
+        """Return the vector multiplications for one block of the result of one convolution for all phases."""
         typical = _analyze(self._typical_data, self._kernel_size, self._typical, self._window)
         sizes = zip(typical.rows, typical.kernel, strict=True)
         return self._count(rows * positions for rows, positions in sizes)
@@ -195,7 +196,7 @@ class _Convolution:
         return int(math.prod(pixels) * self._channels[0] // self._groups)
 
     def emit_phases(self, phases: list[tuple[_Phase, ...]]) -> Any:
-        """Emit a convolution for each phase, and the image of all pixels."""
+        """Emit a convolution for each phase, and the image with their interleaved pixels."""
         rank = len(self._size)
         kernel = _swap_channels(self._rewriter, self._kernel, self._groups, self._kernel_size)
         parts = []
@@ -211,7 +212,7 @@ class _Convolution:
         )
 
     def emit_shared(self) -> Any:
-        """Emit one convolution with the channels of all phases in turn, and the image of all pixels."""
+        """Emit one convolution with the channels of phase after phase, and the image with its pixels."""
         rank, outputs = len(self._size), self._channels[1]
         flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, 1)
         shape = ir.known_shape(flipped)
@@ -225,7 +226,7 @@ class _Convolution:
         )
 
     def emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
-        """Emit a convolution with weights (o, i of a group, …); any phases are in pairs with kernel positions."""
+        """Emit a convolution with weights (o, i of a group, …); `phases` follow each axis of positions."""
         rewriter, rank = self._rewriter, len(self._size)
         channels = self._channels[0], ir.known_shape(kernel)[0]
         inputs, outputs = (count // self._groups for count in channels)
@@ -244,7 +245,7 @@ class _Convolution:
 def _find_phase(
     phase: int, result: IrSize, data: IrSize, positions: int, step: int, padding: int
 ) -> _Phase:
-    """Return the rows `phase`, `phase + step`, … of a result; all sizes are those along one axis."""
+    """Return the rows `phase`, `phase + step`, … of a result; all sizes are along one axis."""
     rows = simplify(divide_up(result - phase, step))
     skipped, first = divmod(phase + padding, step)
     used = list(range(first, positions, step))[::-1]
@@ -255,9 +256,9 @@ def _find_phase(
 def _analyze(
     data: Sequence[IrSize], kernel: Sequence[int], result: Sequence[IrSize], window: Window
 ) -> _Geometry:
-    """Return the convolution behind a transposed one; all sizes are those along each spatial axis."""
+    """Return the convolution that computes a transposed one; all sizes are of the spatial axes."""
     axes = []
-    # The padding after each axis is in the size of the result.
+    # The size of the result determines the padding after each axis.
     sizes = zip(data, kernel, result, window.strides, window.padding[: len(data)], strict=True)
     for size, edge, out, step, pad in sizes:
         length = -(-edge // step)
@@ -301,7 +302,7 @@ def _swap_channels(
 
 
 def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
-    """Emit weights (o/b, …, h, s, w, t, …), `outer` axes before the positions, as (o/b·s·t, …, h, w, …)."""
+    """Emit weights (o/b, …, h, s, w, t, …) as (o/b·s·t, …, h, w, …); `outer` axes come before `h`."""
     shape = ir.known_shape(kernel)
     rank = len(geometry.strides)
     positions, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))
