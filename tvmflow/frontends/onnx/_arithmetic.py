@@ -29,7 +29,7 @@ class NodeToConvert(NamedTuple):
         inputs: The operands; None for missing ones.
         attributes: The attributes; strings are bytes.
         convert_by_tvm: Converts the node as TVM does, with other operands.
-        counts_rows: Whether a number of rows that is known only when the model runs is a count, and not a size.
+        counts_rows: Whether a result with data-dependent rows is padded to its upper bound, with a row count.
     """
 
     builder: relax.BlockBuilder
@@ -40,7 +40,7 @@ class NodeToConvert(NamedTuple):
     counts_rows: bool = True
 
     def emit(self, expr: Any) -> Any:
-        """Return an expression with a type."""
+        """Return the normalized expression, whose type is then known."""
         return self.builder.normalize(expr)
 
     def cast(self, expr: Any, dtype: str) -> Any:
@@ -68,12 +68,12 @@ class NodeToConvert(NamedTuple):
         return bool(self.attributes.get(name, default))
 
     def kernel(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """Emit a kernel of TE, which has the name of its function."""
+        """Emit a TE kernel named after its function."""
         name = str(getattr(function, "func", function).__name__)
         return self.builder.emit_te(function, *operands, primfunc_name_hint=name)
 
     def refuse_auto_pad(self) -> None:
-        """Refuse padding that `rewrite_windows` could not compute."""
+        """Refuse an `auto_pad` that `rewrite_windows` left because the size of the data is unknown."""
         if self.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
             raise ValueError("auto_pad needs a known size of the data")
 
@@ -103,7 +103,7 @@ def is_float(expr: Any) -> bool:
 
 
 def are_tensors(exprs: Iterable[Any]) -> bool:
-    """Return whether expressions are tensors, and not shapes."""
+    """Return whether all expressions are tensors, rather than shapes."""
     return all(isinstance(expr.ty, relax.TensorType) for expr in exprs)
 
 
@@ -128,7 +128,7 @@ def known_integer(expr: Any, name: str) -> int:
 
 
 def _exponential_below(x: Any, scaled: Any, alpha: float) -> Any:
-    """Return x if x > 0, else α·(eˢ - 1), for the scaled value s; α may be negative."""
+    """Return x if x > 0, else α·(eˢ - 1) with s, the `scaled` x; α may be negative."""
     below = constant(alpha, x) * (relax.op.exp(scaled) - constant(1, x))
     return relax.op.where(relax.op.greater(x, constant(0, x)), x, below)
 
@@ -151,7 +151,7 @@ def convert_celu(node: NodeToConvert) -> Any:
 
 
 def convert_thresholded_relu(node: NodeToConvert) -> Any:
-    """Return values above a threshold, and 0 for others; a product with 0 would be NaN for infinities."""
+    """Return values above a threshold, and 0 for others; multiplying infinity by 0 would give NaN."""
     [x] = node.inputs
     is_above = relax.op.greater(x, constant(node.number("alpha", 1.0), x))
     return relax.op.where(is_above, x, relax.op.zeros_like(x))
@@ -171,11 +171,11 @@ def convert_swish(node: NodeToConvert) -> Any:
 
 
 def convert_sign(node: NodeToConvert) -> Any:
-    """Return -1, 0 and 1; TVM compares with -1, which unsigned integers lack."""
+    """Return -1, 0 or 1; TVM compares with -1, which an unsigned dtype cannot represent."""
     [x] = node.inputs
     if dtype_of(x).startswith("uint"):
         return relax.op.minimum(x, constant(1, x))
-    # NaN is neither, and stays NaN
+    # Both comparisons are false for NaN, which stays NaN.
     zero = constant(0, x)
     negative = relax.op.where(relax.op.less(x, zero), constant(-1, x), x)
     return relax.op.where(relax.op.greater(x, zero), constant(1, x), negative)
@@ -201,7 +201,7 @@ def count_along(axis: int, count: int, rank: int) -> Any:
 
 
 def convert_bit_shift(node: NodeToConvert) -> Any:
-    """Return shifted bits: 0 for shifts by the width of the type or more."""
+    """Return shifted integers: 0 if the shift is at least the number of bits of the dtype."""
     x, indices = node.inputs
     shifted = node.emit(node.by_tvm())
     bits = np.iinfo(dtype_of(x)).bits
@@ -210,10 +210,10 @@ def convert_bit_shift(node: NodeToConvert) -> Any:
 
 
 def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
-    """Return data as uint8 with a scale and a zero point for its range; the scale of zeros is 1."""
+    """Quantize data to uint8 by its range; return data, scale (1 if all are 0) and zero point."""
     [x] = node.inputs
     zero, most = constant(0, x), constant(255, x)
-    # the range includes 0, also without elements
+    # The range always includes 0; for data without elements it is 0 to 0.
     highest, lowest = (
         _reduce(node, Reduction(reduce), x, axes=(), keeps=False)
         for reduce in (relax.op.max, relax.op.min)
@@ -230,7 +230,7 @@ def convert_dynamic_quantize_linear(node: NodeToConvert) -> Any:
 
 
 # ---------------------------------------------------------------- hyperbolic functions
-# LLVM cannot vectorize them.
+# LLVM cannot vectorize the C library's functions.
 
 
 _TERMS: Final = 8
@@ -244,7 +244,7 @@ def convert_cosh(node: NodeToConvert) -> Any:
 
 
 def convert_sinh(node: NodeToConvert) -> Any:
-    """Return `(eˣ − e⁻ˣ)/2`; below 1 the Taylor series, because the difference would lose most bits."""
+    """Return `(eˣ − e⁻ˣ)/2`; for |x| < 1 the Taylor series, because the difference loses most bits."""
     [x] = node.inputs
     half, one = constant(0.5, x), constant(1.0, x)
     large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
@@ -259,7 +259,7 @@ def convert_sinh(node: NodeToConvert) -> Any:
 
 
 def convert_equal(node: NodeToConvert) -> Any:
-    """Return where operands are equal; TVM generates no code that compares bools."""
+    """Return where operands are equal; TVM cannot generate code that compares bools."""
     if not are_tensors(node.inputs) or dtype_of(node.inputs[0]) != "bool":
         return node.by_tvm()
     return relax.op.logical_not(node.emit(relax.op.logical_xor(*node.inputs)))
@@ -268,8 +268,8 @@ def convert_equal(node: NodeToConvert) -> Any:
 def convert_prelu(node: NodeToConvert) -> Any:
     """Return `max(x, 0) + slope · min(x, 0)`.
 
-    A vector of slopes that fits only the channels has one for each channel, as in opset 6: old exports of MXNet
-    and PyTorch have such slopes in newer opsets, too.
+    A vector of slopes that can only be broadcast to the channels has one slope for each channel, as in opset 6.
+    Old exports of MXNet and PyTorch have such slopes in newer opsets, too.
     """
     x, slope = node.inputs
     sizes, slopes = list_sizes(x), list_sizes(slope)
@@ -297,20 +297,20 @@ def convert_clip(node: NodeToConvert) -> Any:
 
 
 def convert_pow(node: NodeToConvert) -> Any:
-    """Return powers in the dtype of the base; those of integers are computed as float64."""
+    """Return powers in the dtype of the base; an integer base is computed as float64."""
     base, exponent = node.inputs
     if dtype_of(base) == dtype_of(exponent) and is_float(base):
         return node.by_tvm()
     if is_float(base):
         return relax.op.power(base, relax.op.astype(exponent, dtype_of(base)))
     power = node.emit(relax.op.power(*(node.cast(x, "float64") for x in (base, exponent))))
-    # A power of integers is an integer, except for rounding errors of the C library.
+    # With integer exponents the power is an integer; rounding removes the C library's error.
     power = power if is_float(exponent) else node.emit(relax.op.round(power))
     return relax.op.astype(power, dtype_of(base))
 
 
 def convert_mod(node: NodeToConvert) -> Any:
-    """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
+    """Return remainders with the sign of the divisor. For an infinite divisor, `a − ⌊a/b⌋·b` would be NaN."""
     left, right = node.inputs
     if node.is_set("fmod") or not is_float(left):
         return node.by_tvm()
@@ -321,7 +321,7 @@ def convert_mod(node: NodeToConvert) -> Any:
 
 
 def convert_is_inf(node: NodeToConvert) -> Any:
-    """Return which values are infinite, or only those of one sign."""
+    """Return which values are infinite; attributes may restrict this to one sign."""
     [x] = node.inputs
     signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
     comparisons = [compare for name, compare in signs.items() if node.is_set(name, 1)]
@@ -334,7 +334,7 @@ def convert_is_inf(node: NodeToConvert) -> Any:
 
 
 def convert_pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
-    """Combine operands in turn; TVM reduces a tensor with copies of all from a finite start."""
+    """Combine operands pairwise; TVM would stack copies of them, and reduce from a finite start value."""
     if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
         return node.by_tvm()
     return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
@@ -363,7 +363,7 @@ _WIDE: Final = "float32"
 
 
 def in_float32(convert: Converter) -> Converter:
-    """Return a converter that computes narrower floats in float32, as ONNX Runtime does."""
+    """Return a converter that computes float16 and bfloat16 in float32, as ONNX Runtime does."""
 
     @functools.wraps(convert)
     def wide(node: NodeToConvert) -> Any:
@@ -393,12 +393,12 @@ class Reduction(NamedTuple):
     """A reduction.
 
     Attributes:
-        reduce: The reduction itself, of data, axes and whether these stay with one element.
-        before: The function of each element.
-        after: The function of each result.
-        alone: The function of elements that are not reduced; None for `before`, then `after`.
-        has_float_result: Whether integers are computed as float64.
-        empty: The reduction of no elements; of integers, the nearest one.
+        reduce: The reduction, a function of data, axes and `keepdims`.
+        before: The function applied to each element before the reduction.
+        after: The function applied to each result.
+        alone: The function used if no axis is reduced; None for `before`, then `after`.
+        has_float_result: Whether integers are reduced as float64.
+        empty: The result for no elements; an integer dtype without this value has the nearest one.
     """
 
     reduce: Callable[[Any, Sequence[int] | None, bool], Any]
@@ -432,13 +432,13 @@ def convert_reduction(node: NodeToConvert, reduction: Reduction) -> Any:
 def _reduce(
     node: NodeToConvert, reduction: Reduction, data: Any, *, axes: Sequence[int], keeps: bool
 ) -> Any:
-    """Return data reduced along axes, or all of them; a scalar is its own reduction."""
+    """Return data reduced along axes, or along all if there are none; a scalar is returned unchanged."""
     sizes = list_sizes(data)
     reduced = {axis % len(sizes) for axis in axes} or set(range(len(sizes)))
     if has_no_elements(sizes[axis] for axis in reduced):
         kept = [1 if n in reduced else size for n, size in enumerate(sizes)]
         shape = kept if keeps else [size for n, size in enumerate(sizes) if n not in reduced]
-        # TVM divides by the number of elements, and has no kernel of a loop that never runs
+        # TVM would divide by 0 elements, and has no kernel for a loop without iterations.
         return relax.op.broadcast_to(constant(_limit(reduction.empty, data), data), shape)
     return reduction.reduce(data, axes or None, keeps) if sizes else node.emit(data)
 
@@ -448,7 +448,7 @@ def has_no_elements(sizes: Iterable[Any]) -> bool:
 
 
 def _limit(value: float, like: Any) -> float:
-    """Return a value, or the smallest or largest one of the tensor's dtype for an infinity that it lacks."""
+    """Return a value; for an infinity that the tensor's dtype lacks, its largest or smallest value."""
     if is_float(like) or math.isfinite(value):
         return value
     limits = np.iinfo(dtype_of(like))
@@ -468,10 +468,10 @@ def log_sum_exp(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
 
 
 def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None, bool], Any]:
-    """Return the reduction to maxima or minima, also of rows of infinities.
+    """Return a maximum or minimum reduction that is correct for infinities, too.
 
-    TVM's reductions start with the lowest or highest finite value. Half of any value is within it, and only the
-    double of the start itself is infinite.
+    TVM's reductions start with the lowest or highest finite value. Elements are halved before and doubled after:
+    the start value is returned only where all elements are infinite, and doubled, it is infinite again.
     """
 
     def function(x: Any, axes: Sequence[int] | None, keeps: bool) -> Any:
@@ -483,7 +483,7 @@ def _extreme(reduce: Callable[..., Any]) -> Callable[[Any, Sequence[int] | None,
 
 
 def convert_reduce_mean(node: NodeToConvert) -> Any:
-    """Return means; those of integers are computed as int64, which TVM does for int32 without a cast."""
+    """Return means; integers are averaged as int64, as TVM does for int32, but TVM does not cast the data."""
     dtype = dtype_of(node.inputs[0]) if is_float(node.inputs[0]) else "int64"
     return _convert_as(node, Reduction(relax.op.mean), dtype)
 
@@ -496,7 +496,7 @@ def convert_reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empt
 
 
 def _convert_as(node: NodeToConvert, reduction: Reduction, dtype: str) -> Any:
-    """Return data reduced in another dtype."""
+    """Cast data to another dtype, reduce them, and cast the result back."""
     data, *rest = node.inputs
     if dtype_of(data) == dtype:
         return convert_reduction(node, reduction)
@@ -517,7 +517,7 @@ def convert_lp_normalization(node: NodeToConvert) -> Any:
 
 
 def convert_batch_norm(node: NodeToConvert) -> Any:
-    """Return a batch norm, whose parameters may be wider floats than the data."""
+    """Return a batch norm; its parameters may have a wider float dtype than the data."""
     dtype = dtype_of(node.inputs[0])
     if dtype not in _NARROW or all(dtype_of(x) == dtype for x in node.inputs):
         return node.by_tvm()
@@ -525,14 +525,14 @@ def convert_batch_norm(node: NodeToConvert) -> Any:
 
 
 def _first_result(node: NodeToConvert) -> Any:
-    """Return the first result of TVM's converter; the others are those of training."""
+    """Return the first result of TVM's converter; the other results are for training only."""
     results = node.builder.emit(node.by_tvm())
     zero = relax.const(np.zeros(0, np.float32))
     return relax.Tuple([node.emit(relax.TupleGetItem(results, 0)), zero, zero])
 
 
 def convert_mean_variance_norm(node: NodeToConvert) -> Any:
-    """Return data minus its mean, divided by its deviation; mean(x²) − mean(x)² would lose digits."""
+    """Return (x − mean) / deviation; computing the variance as mean(x²) − mean(x)² would lose digits."""
     [x], axes = node.inputs, [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
     centred, variance = _center(node, x, axes)
     return centred / (relax.op.sqrt(variance) + constant(1e-9, x))
@@ -558,21 +558,21 @@ def refuse_empty_images(convert: Converter) -> Converter:
 
 
 def convert_global_lp_pool(node: NodeToConvert) -> Any:
-    """Return the norms of all pixels of a channel."""
+    """Return for each channel the Lp norm of all its pixels."""
     [x], p = node.inputs, node.integer("p", 2)
     axes = list(range(2, len(list_sizes(x))))
     return _root(node.emit(relax.op.sum(_power(x, p), axes, True)), p)
 
 
 def convert_lp_pool(node: NodeToConvert) -> Any:
-    """Return the norms of windows."""
+    """Return the Lp norm of each window."""
     [x], p = node.inputs, node.integer("p", 2)
     powers = node.emit(_power(x, p))
     return _root(node.emit(_sum_windows(node, powers)), p)
 
 
 def convert_average_pool(node: NodeToConvert) -> Any:
-    """Return means of windows; TVM counts too many pixels of one with gaps that ends beyond the data."""
+    """Return means of windows; TVM counts too many pixels for a dilated window that ends beyond the data."""
     if node.integer("count_include_pad", 0) or set(node.attributes.get("dilations", (1,))) == {1}:
         return node.by_tvm()
     return _average_with_gaps(node)
@@ -589,7 +589,7 @@ def _average_with_gaps(node: NodeToConvert) -> Any:
 def _sum_windows(node: NodeToConvert, x: Any) -> Any:
     """Return the sums of windows, from their means in the padded data.
 
-    TVM divides by all pixels of a window that ends beyond the padded data.
+    TVM's divisor counts all pixels of a window, even those beyond the padded data.
     """
     attributes, sizes = node.attributes, list_sizes(x)[2:]
     window, strides, dilations, before, after = Windows.read(
@@ -597,14 +597,14 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
     )
     ends = list(after)
     if node.is_set("ceil_mode"):
-        # the last windows read zeros beyond the data
+        # The last windows may end beyond the data, and read zeros there.
         for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
             reach = (window[axis] - 1) * dilations[axis] + 1
             if not isinstance(size, int):
                 raise ValueError("ceil_mode needs a known size of the data")
             room = size + before[axis] + ends[axis] - reach
             count = -(-room // step) + 1
-            # no window begins behind the data
+            # A window that would start behind the data is left out.
             count -= (count - 1) * step >= size + before[axis]
             ends[axis] += max(0, (count - 1) * step - room)
     pool = getattr(relax.op.nn, f"avg_pool{len(sizes)}d")
@@ -632,7 +632,7 @@ def _root(x: Any, p: int) -> Any:
 def convert_arg_extreme(node: NodeToConvert) -> Any:
     """Return indices of maxima or minima, also in rows of only the lowest or highest value.
 
-    TVM starts with that value and the index -1, which stays if no element is better.
+    TVM starts with this value and the index -1, and keeps -1 if no element is better.
     """
     extent = list_sizes(node.inputs[0])[node.integer("axis", 0)]
     if has_no_elements([extent]):
@@ -640,12 +640,12 @@ def convert_arg_extreme(node: NodeToConvert) -> Any:
     result = node.emit(node.by_tvm())
     if not node.is_set("select_last_index"):
         return relax.op.maximum(result, constant(0, result))
-    # TVM counts from the end then.
+    # TVM counts from the end of the axis then, so its start index -1 becomes `extent`.
     return relax.op.minimum(result, constant(extent - 1, result))
 
 
 def convert_top_k(node: NodeToConvert) -> Any:
-    """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
+    """Return the largest or smallest values and their indices; TVM sorts only 32- and 64-bit integers."""
     data, count = node.inputs
     dtype = dtype_of(data)
     if is_float(data) or dtype in ("int32", "int64"):
@@ -674,7 +674,7 @@ def convert_cum_prod(node: NodeToConvert) -> Any:
 
 
 def convert_layer_norm(node: NodeToConvert) -> Any:
-    """Return a layer norm of any float; TVM lacks that of float64."""
+    """Return a layer norm for any float dtype; TVM's does not support float64."""
     data, scale, *shift = node.inputs
     if dtype_of(data) != "float64":
         return node.by_tvm()

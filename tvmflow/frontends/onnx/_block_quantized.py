@@ -1,6 +1,6 @@
-"""Converts weights of 4 bits, and of blocks with a scale each, to nodes of an operator of tvmflow's.
+"""Converts 4-bit weights and block-quantized weights to nodes of tvmflow's own operator.
 
-ONNX has them in `DequantizeLinear`, and ONNX Runtime in `MatMulNBits`. TVM has no tensors of 4 bits.
+ONNX expresses them by `DequantizeLinear`, and ONNX Runtime by `MatMulNBits`. TVM has no 4-bit tensors.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tvmflow.frontends.onnx.graph import (
 )
 
 OPERATOR: Final = "GroupedWeights"
-"""The operator of the nodes, whose result is float32 (rows, depth)."""
+"""The operator of the added nodes; its result is a float32 matrix (rows, depth)."""
 DOMAIN: Final = "tvmflow.weights"
-"""The domain of the nodes."""
+"""The domain of the added nodes."""
 
 _Array = np.ndarray[Any, Any]
 
@@ -45,12 +45,12 @@ _INTEGERS: Final = {
     TensorProto.UINT8: (8, 0),
     TensorProto.INT8: (8, 128),
 }
-"""Element type -> the bits, and the offset that makes all integers non-negative."""
+"""Element type -> bits per element, and the offset that makes the integers non-negative."""
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _BYTE: Final = 8
 _MATRIX_RANK: Final = 2
 _MAX_SIZE: Final = (1 << 31) - 1
-# A row that is one group has whole words.
+# A row that is a single group is padded to a multiple of this, so that it fills whole 32-bit words.
 _ROW_MULTIPLE: Final = 8
 _MIN_BLOCK: Final = 16
 _INT8_LEVEL: Final = 4
@@ -64,7 +64,7 @@ def convert_block_quantized(model: ModelProto) -> ModelProto:
     """Replace the nodes that read constant 4-bit or block-quantized weights.
 
     Raises:
-        ImportFailed: when operands do not fit each other, or are not supported.
+        ImportFailed: when the operands' shapes or dtypes do not match, or are not supported.
     """
     constants: dict[str, TensorProto] = {}
     additions = _Additions(model)
@@ -97,7 +97,7 @@ def _list_constants(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 def _drop_unread(model: ModelProto) -> None:
-    """Remove weights that nothing reads any more: TVM has no type for some."""
+    """Remove weights that no node reads any more: TVM lacks the element types of some."""
     graphs = list(all_graphs(model.graph))
     read = {name for graph in graphs for node in graph.node for name in node.input}
     read |= {value.name for graph in graphs for value in graph.output}
@@ -109,9 +109,9 @@ def _drop_unread(model: ModelProto) -> None:
 
 
 class _Additions:
-    """Constants that are added to a model; nodes that read the same operands share them.
+    """Constants added to a model; nodes with the same operands share one constant.
 
-    In the graph that is converted, `made` has the result of the first node with the same operands and attributes.
+    `made` maps operands and attributes to the result of the first node converted with them in the current graph.
     """
 
     def __init__(self, model: ModelProto) -> None:
@@ -124,7 +124,7 @@ class _Additions:
 
     @cached_property
     def multiplied(self) -> set[str]:
-        """The values whose first axis is a reduction axis."""
+        """The operands of matrix multiplications; a right operand's first axis is the reduction axis."""
         return {
             name
             for node in self.graph.node
@@ -134,7 +134,7 @@ class _Additions:
         }
 
     def add_weight(self, wanted: str, array: _Array, *, is_shared: bool) -> str:
-        """Add a constant, or find the shared one that was added by this name; return its name."""
+        """Add a constant, or find the shared one added under the name `wanted`; return its actual name."""
         if is_shared and wanted in self._weights:
             return self._weights[wanted]
         name = wanted
@@ -173,7 +173,7 @@ class _Conversion(Replacement):
         result = self.node.output[0]
         fields = (self.attributes.get(name) for name in ("axis", "block_size", "output_dtype"))
         key = (*self.node.input, *fields, result in self._additions.multiplied)
-        # so that each constant of the file becomes one weight
+        # A constant of the file becomes only one weight, even if several nodes read it.
         if made := self._additions.made.get(key):
             self.add("Identity", made, output=result)
             return self.nodes
@@ -223,7 +223,7 @@ class _Conversion(Replacement):
         return self.nodes
 
     def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
-        """Return the name of the zero points of the groups; empty if there are none."""
+        """Return the name of the groups' zero points; empty if the node has none."""
         if not self.name(3):
             return ""
         tensor = self._constant(3, "zero_points")
@@ -256,7 +256,7 @@ class _Conversion(Replacement):
             zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
         axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
         if axis is None:
-            # the reduction axis of the matrix multiplications that read a matrix with a single scale
+            # A weight with one scale is grouped along the reduction axis of the multiplication that reads it.
             along = 0 if self.node.output[0] in self._additions.multiplied else 1
         else:
             along = axis if is_blocked else 1 - axis
@@ -282,7 +282,7 @@ class _Conversion(Replacement):
         return self.nodes
 
     def _find_axis(self, shape: tuple[int, ...], scales: _Array, *, is_blocked: bool) -> int | None:
-        """Return the axis along which scales differ; None if there is only one."""
+        """Return the axis along which scales differ; None if there is a single scale."""
         if not is_blocked and scales.size == 1:
             return None
         axis = self._integer("axis", 1)
@@ -302,7 +302,7 @@ class _Conversion(Replacement):
     def _add_groups(
         self, integers: _Array, scales: _Array, zeros: _Array, bits: int, group: int
     ) -> str:
-        """Add a node for integers (rows, depth) with scales and zero points (rows, groups)."""
+        """Add a node for an integer matrix (rows, depth), with scales and zero points of shape (rows, groups)."""
         rows, depth = integers.shape
         groups = -(-depth // group)
         filled: _Array = np.zeros((rows, groups * group), np.uint8)
@@ -322,7 +322,7 @@ class _Conversion(Replacement):
     def _add_real(
         self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
     ) -> list[NodeProto]:
-        """Add the dequantized values: no kernel reads these integers directly."""
+        """Add the dequantized values as a float weight: no kernel reads these integers directly."""
         if axis is not None and scales.ndim == integers.ndim > 0:
             if block := min(self._integer("block_size", 0), integers.shape[axis]):
                 blocks = np.arange(integers.shape[axis]) // block
@@ -375,13 +375,13 @@ class _Conversion(Replacement):
     # ------------------------------------------------------------ added nodes
 
     def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
-        """Add a constant to the model, or find one of the same `source` and shape; return its name."""
+        """Add a constant, or reuse the one with the same `source` and shape; return its name."""
         size = "x".join(map(str, array.shape))
         name = f"{source or self.node.output[0]}/{what}-{size}"
         return self._additions.add_weight(name, array, is_shared=bool(source))
 
     def _add_node(self, operands: Iterable[str], rows: int, attributes: Mapping[str, int]) -> str:
-        """Add the node of the weights, and declare its result, whose shape ONNX cannot infer."""
+        """Add the node that dequantizes the weights, and declare its result, whose shape ONNX cannot infer."""
         name = f"{self.node.output[0]}/weights"
         result = value_info(name, "float32", (rows, attributes["depth"]))
         self._additions.graph.value_info.append(result)

@@ -57,7 +57,7 @@ from tvmflow.graph.resize import Interpolation
 
 
 def convert_index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
-    """Convert gathers and scatters by indices; negative ones count from the end unless marked otherwise."""
+    """Convert gathers and scatters; a negative index counts from the end unless the node says otherwise."""
     data, indices, *rest = node.inputs
     is_scatter = operator is relax.op.scatter_elements
     if FROM_START not in node.attributes or not are_tensors((data, indices)):
@@ -72,7 +72,7 @@ def convert_index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
 
 
 def convert_scatter(node: NodeToConvert) -> Any:
-    """Scatter updates; TVM generates no code that adds or multiplies bools, which are integers here."""
+    """Scatter updates; bools are scattered as integers, because TVM cannot add or multiply bools."""
     data, indices, updates = node.inputs
     if dtype_of(data) != "bool" or node.text("reduction", "none") == "none":
         return node.by_tvm()
@@ -83,8 +83,8 @@ def convert_scatter(node: NodeToConvert) -> Any:
 def convert_slice(node: NodeToConvert) -> Any:
     """Return a slice whose constant bounds are limited to the data.
 
-    TVM fails where a slice has no elements, and drops the first one where it begins before the data
-    and runs backwards.
+    For a slice without elements TVM fails. For one that runs backwards from before the data, TVM drops
+    the first element.
     """
     data, *bounds = node.inputs
     is_known = all(bound is None or isinstance(bound, tvm.ir.Constant) for bound in bounds)
@@ -114,11 +114,11 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
     """Return the bounds and the step of a slice that stays within an axis, as TVM takes them."""
     first, last = (0, extent) if step > 0 else (-1, extent - 1)
     start, end = (index + extent if index < 0 else index for index in (start, end))
-    # unlike in Python, a start before the data counts as the first element also with a negative step
+    # Unlike Python, ONNX clamps a start before the data to the first element even for a negative step.
     start, end = min(max(start, 0), last), min(max(end, first), last)
     if (end - start) * step <= 0:
         return 0, 0, 1
-    # counted from the end of the axis, because TVM reads -1 as the last element
+    # An end before the first element becomes -extent - 1, because TVM reads -1 as the last element.
     return start, end if end >= 0 else -extent - 1, step
 
 
@@ -132,7 +132,7 @@ def convert_conv_integer(node: NodeToConvert) -> Any:
     node.refuse_auto_pad()
     zero, weight_zero = [*zero_points, None, None][:2]
     if weight_zero is not None and math.prod(list_sizes(weight_zero)) > 1:
-        # one for each channel of the result
+        # The weights have one zero point for each output channel.
         weight_zero = relax.op.reshape(weight_zero, [-1, *[1] * (rank + 1)])
     axes = "DHW"[-rank:]
     operator = getattr(relax.op.nn, f"conv{rank}d")
@@ -149,13 +149,13 @@ def convert_conv_integer(node: NodeToConvert) -> Any:
 
 
 def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any:
-    """Return 8-bit values minus a zero point, if there is one, as int32."""
+    """Return 8-bit values as int32, minus their zero point if they have one."""
     wide = node.cast(data, "int32")
     return wide if zero_point is None else node.emit(wide - relax.op.astype(zero_point, "int32"))
 
 
 def convert_affine_grid(node: NodeToConvert) -> Any:
-    """Return grids in the dtype of their matrices; TVM's are float32."""
+    """Return grids in the dtype of their affine matrices; TVM always returns float32."""
     theta, size = node.inputs
     known_array(size, "size")
     grid = node.convert_by_tvm([node.cast(theta, "float32"), size])
@@ -165,14 +165,14 @@ def convert_affine_grid(node: NodeToConvert) -> Any:
 # ---------------------------------------------------------------- sequences
 
 
-# Each is an operator of the imported model.
+# The most parts of a split: each part becomes an operator of the imported model.
 _MAX_PARTS: Final = 4096
 
 
 def convert_split_to_sequence(node: NodeToConvert) -> Any:
-    """Return a tuple of parts of given sizes, or of one size except for the last.
+    """Split data into a tuple of parts: of the given sizes, or of one size (the last part may be smaller).
 
-    TVM divides the axis evenly, and returns a call without a known number of parts.
+    TVM divides the axis evenly, and its result does not say how many parts there are.
     """
     data, *sizes = node.inputs
     rank = len(list_sizes(data))
@@ -208,7 +208,7 @@ def convert_concat_from_sequence(node: NodeToConvert) -> Any:
     return relax.op.concat(kept, axis)
 
 
-# ---------------------------------------------------------------- Fourier transforms as matrix products
+# ---------------------------------------------------------------- Fourier transforms as matmuls
 
 
 _Array = np.ndarray[Any, Any]
@@ -253,9 +253,9 @@ def convert_stft(node: NodeToConvert) -> Any:
 def _transform(
     count: int, parts: int, length: int, *, is_inverse: bool, is_onesided: bool
 ) -> _Array:
-    """Return the matrix (count, parts, frequencies, parts of the result) of a transform.
+    """Return a DFT matrix (count, parts, frequencies, result parts); parts are real and imaginary.
 
-    The `count` values are padded or cut to `length`.
+    The `count` input values are padded or truncated to `length`.
     """
     is_real = is_inverse and is_onesided
     frequencies = length // 2 + 1 if is_onesided and not is_inverse else length
@@ -266,7 +266,7 @@ def _transform(
     turn = np.exp(sign * 2j * np.pi * product / length)
     turn[length:] = 0
     if is_real:
-        # the other half of the spectrum has the conjugate values
+        # The other half of the spectrum is the complex conjugate, so these terms count twice.
         index = np.arange(count)
         turn *= np.where((index == 0) | (2 * index == length), 1, 2)[:, None]
         turn[length // 2 + 1 :] = 0
@@ -288,7 +288,8 @@ def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
 
 
 # ---------------------------------------------------------------- resizing
-# TVM lacks rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and dtypes except float32.
+# TVM does not support rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and other
+# dtypes than float32.
 
 
 _MAX_TAPS: Final = 256
@@ -296,7 +297,7 @@ _SPATIAL: Final = 2
 
 
 class _Axis(NamedTuple):
-    """An axis that is resized: its pixels before and after, and its exact length after."""
+    """An axis to resize: its size in pixels before and after, and the exact length after, before rounding."""
 
     axis: int
     source: int
@@ -305,7 +306,7 @@ class _Axis(NamedTuple):
 
 
 def convert_resize(node: NodeToConvert) -> Any:
-    """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it."""
+    """Convert a Resize with constant scales or sizes; TVM's own converter is used where it is correct."""
     attributes, axes = node.attributes, _find_axes(node)
     antialias = node.is_set("antialias")
     mode = read_interpolation(attributes)
@@ -316,9 +317,9 @@ def convert_resize(node: NodeToConvert) -> Any:
         or "axes" in attributes
         or "keep_aspect_ratio_policy" in attributes
         or mode.coordinates == "half_pixel_symmetric"
-        # TVM does not resize batch and channels
+        # TVM does not resize the batch and channel axes.
         or any(axis.axis < _SPATIAL for axis in axes)
-        # Factors are float32: 1/3 of 6 counts as exactly 2.
+        # Scales are float32, so a size of 6 by 1/3 is accepted as exactly 2.
         or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
     )
     is_supported = resize.is_supported(mode)
@@ -336,8 +337,8 @@ def _resize_axes(
 ) -> Any:
     """Emit a kernel for each axis, which interpolates in float32, or in float64 for float64 data.
 
-    As in ONNX Runtime, linearly interpolated integers are truncated once, after all axes, and antialiased ones
-    rounded after each axis.
+    As in ONNX Runtime, integers are truncated once after all axes for linear interpolation, and are rounded after
+    each axis with antialiasing.
     """
     data, dtype = node.inputs[0], dtype_of(node.inputs[0])
     is_mixed, is_integer = mode.method != "nearest_neighbor", not is_float(node.inputs[0])
@@ -401,7 +402,7 @@ def _constant_operand(node: NodeToConvert, position: int) -> np.ndarray[Any, Any
 
 
 def convert_one_hot(node: NodeToConvert) -> Any:
-    """Return one value where an index is the position along a new axis, and another elsewhere."""
+    """Add an axis: one value where the position equals the index, and another value elsewhere."""
     indices, depth, values = node.inputs
     count = known_integer(depth, "depth")
     known = known_array(values, "values")
@@ -415,7 +416,7 @@ def convert_one_hot(node: NodeToConvert) -> Any:
 
 
 def convert_col2im(node: NodeToConvert) -> Any:
-    """Return images that are sums of overlapping blocks."""
+    """Return images; each pixel is the sum of the overlapping blocks that cover it."""
     columns, *operands = node.inputs
     names = ("image_shape", "block_shape")
     image, block = (known_array(x, name).tolist() for x, name in zip(operands, names, strict=True))
@@ -436,12 +437,12 @@ def convert_col2im(node: NodeToConvert) -> Any:
 
 # The opset in which RoiAlign's default became the half-pixel coordinate transformation.
 _ALIGNED_REGIONS: Final = 16
-# More samples of a bin along an axis would make a kernel too long.
+# The most samples of a bin along an axis: more would make the unrolled kernel too long.
 _MAX_SAMPLES: Final = 4
-# Their square fits 32 bits.
+# The square of this limit fits into 32 bits.
 _MAX_COUNTED_SAMPLES: Final = 1 << 15
 _IMAGE_RANK: Final = 4
-# The names of GridSample's mode before and from opset 20 on.
+# The names of GridSample's cubic mode: before opset 20, and from opset 20 on.
 _CUBIC: Final = ("bicubic", "cubic")
 
 
@@ -454,7 +455,7 @@ def convert_grid_sample(node: NodeToConvert) -> Any:
     data, grid = node.inputs
     is_reflected = node.text("padding_mode", "zeros") == "reflection"
     if is_reflected and node.is_set("align_corners"):
-        # TVM divides by the length of an axis less 1
+        # TVM divides by an axis' length minus 1, which may be 0.
         if not is_dynamic:
             for axis in range(2, len(shapes[0])):
                 if shapes[0][axis] == 1:
@@ -467,10 +468,10 @@ def convert_grid_sample(node: NodeToConvert) -> Any:
 
 
 def _sample_reflected(node: NodeToConvert) -> Any:
-    """Sample images of dynamic shape at reflected positions within the images."""
+    """Sample dynamic-size images with reflection padding, by computing the reflected positions here."""
     data, grid = node.inputs
     half, one, two = (constant(value, grid) for value in (0.5, 1, 2))
-    # the distance from the first pixel in lengths of an axis, modulo 2
+    # The distance from the first pixel as a fraction of the axis, with period 2.
     away = node.emit(relax.op.abs((grid + one) * half))
     away = node.emit(away - relax.op.floor(away * half) * two)
     away = node.emit(relax.op.minimum(away, two - away))
@@ -487,7 +488,7 @@ def _sample_reflected(node: NodeToConvert) -> Any:
 
 
 def convert_roi_align(node: NodeToConvert) -> Any:
-    """Convert a RoiAlign; TVM's differs where regions are aligned, and in its maximum."""
+    """Convert a RoiAlign; TVM computes another result for aligned regions, and for mode max."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
     mode = node.text("coordinate_transformation_mode", default)
     regions = Regions(
@@ -504,7 +505,7 @@ def convert_roi_align(node: NodeToConvert) -> Any:
     is_dynamic = not (isinstance(height, int) and isinstance(width, int))
     if is_dynamic or not 0 < regions.samples <= _MAX_SAMPLES:
         return node.kernel(functools.partial(align_regions, regions=regions), *node.inputs)
-    # channels are lanes of vectors, which share the coordinates of samples
+    # Channels are vector lanes, so that all lanes share the sampling coordinates.
     find = functools.partial(find_samples, sizes=(height, width), regions=regions)
     found = node.kernel(find, boxes)
     tables = [node.emit(relax.TupleGetItem(found, n)) for n in range(len(found.ty.fields))]
@@ -517,7 +518,7 @@ def convert_roi_align(node: NodeToConvert) -> Any:
 
 
 def _check_regions(node: NodeToConvert, regions: Regions) -> None:
-    """Refuse the nodes that ONNX Runtime refuses, and an unbounded number of samples."""
+    """Refuse nodes that ONNX Runtime refuses, and a sampling ratio above the limit."""
     data, boxes, images = map(list_sizes, node.inputs)
     mode = node.text("mode", "avg")
     if mode not in ("avg", "max"):
@@ -537,7 +538,7 @@ def _check_regions(node: NodeToConvert, regions: Regions) -> None:
 
 
 def _differ(size: Any, other: Any) -> bool:
-    """Return whether two sizes are known, and not the same."""
+    """Return whether two sizes are both known and differ."""
     return isinstance(size, int) and isinstance(other, int) and size != other
 
 
@@ -561,7 +562,7 @@ def _windows(node: NodeToConvert) -> Windows:
 
 
 def convert_max_pool(node: NodeToConvert) -> Any:
-    """Return maxima of windows, and their indices if a node reads them."""
+    """Return the maxima of windows, and their indices if a node reads the indices."""
     if node.count_outputs() == 1:
         return node.by_tvm()
     windows = _windows(node)
@@ -575,9 +576,9 @@ def convert_max_pool(node: NodeToConvert) -> Any:
 
 
 def convert_max_unpool(node: NodeToConvert) -> Any:
-    """Return zeros with the maxima of windows at their indices.
+    """Return zeros with each window's maximum at its index.
 
-    As in ONNX Runtime, indices refer to a result of the given shape, and are clamped to it.
+    As in ONNX Runtime, indices refer to the given output shape, and are clamped to it.
     """
     maxima, indices, *_ = node.inputs
     windows, pooled = _windows(node), list_sizes(maxima)
@@ -631,9 +632,9 @@ def convert_det(node: NodeToConvert) -> Any:
 
 
 def convert_non_max_suppression(node: NodeToConvert) -> Any:
-    """Convert to a kernel that counts its selection, or to TVM's, with a data-dependent shape.
+    """Convert to a kernel that also counts the selected boxes, or to TVM's with a data-dependent shape.
 
-    ONNX drops a box that overlaps more than the threshold, TVM one that overlaps as much.
+    ONNX drops a box whose overlap exceeds the threshold; TVM drops it also if the overlap equals the threshold.
     """
     if node.counts_rows:
         return _count_selected(node)
@@ -650,7 +651,7 @@ def convert_non_max_suppression(node: NodeToConvert) -> Any:
 
 
 def _count_selected(node: NodeToConvert) -> Any:
-    """Return the selected boxes, and rows of zeros after them: as many rows as can be selected.
+    """Return the selected boxes, padded with rows of zeros to the most that can be selected.
 
     As in ONNX Runtime, boxes are ordered by class, then by descending score; equal scores keep the order of the
     boxes. A box is dropped if it overlaps a selected one by more than the threshold, or if its score is NaN.
@@ -660,7 +661,7 @@ def _count_selected(node: NodeToConvert) -> Any:
     batch, classes, count = (int(extent) for extent in scores.ty.shape)
     most = 0 if limit is None else count
     if isinstance(limit, tvm.ir.Constant):
-        # the largest integer often means all boxes
+        # Models often pass the largest integer for "all boxes".
         most = min(max(known_integer(limit, ""), 0), count)
     rows = batch * classes * most
     if rows == 0:
@@ -688,9 +689,9 @@ def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
 
 
 def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
-    """Return positive values in the order of the scores above a threshold, and 0 for other scores.
+    """Return positive ranks in the order of the scores above a threshold, and 0 for other scores.
 
-    TVM does not suppress boxes with scores below 0.
+    The ranks replace the scores, because TVM does not suppress boxes with negative scores.
     """
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     indices = node.emit(relax.op.argsort(order, dtype="int64"))
@@ -701,26 +702,26 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
 
 
 def _known_or(expr: Any, name: str, default: Any) -> Any:
-    """Return the value of a constant operand, or its default, in the default's dtype."""
+    """Return a constant operand in the default's dtype, or the default if the operand is missing."""
     return default if expr is None else known_array(expr, name).astype(default.dtype)
 
 
 def convert_block_quantized(node: NodeToConvert) -> Any:
-    """Return block-quantized weights of 4 or 8 bits."""
+    """Return 4- or 8-bit block-quantized weights, dequantized."""
     sizes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
     operator = BlockQuantizedWeights(**sizes, rounds_data=node.is_set("rounds_data"))
     return operator.call(*BlockQuantizedOperands(*node.inputs))
 
 
 def convert_take(node: NodeToConvert) -> Any:
-    """Return entries at positions of any dtype, which `mode` limits to the axis."""
+    """Gather entries by indices of any integer dtype; `mode` handles indices outside the axis."""
     data, indices = node.inputs
     positions = node.cast(indices, "int64")
     return relax.op.take(data, positions, node.integer("axis", 0), node.text("mode", "clip"))
 
 
 def convert_own(node: NodeToConvert, operator: type[ModelOperator]) -> Any:
-    """Return the result of an operator that Relax lacks, whose attributes are those of the node."""
+    """Return the result of tvmflow's own operator, whose attributes are the node's."""
     kinds = get_type_hints(operator)
     fields = {f.name: kinds[f.name](node.attributes[f.name]) for f in dataclasses.fields(operator)}
     return node.builder.emit(operator(**fields).call(*node.inputs))

@@ -1,6 +1,7 @@
-"""Observes which branches inputs take: sides of activations, branches of Where and If.
+"""Observes which branches a model's inputs exercise: sides of activations, branches of Where and If.
 
-A model gets an output for each branch, the share of elements that take it. So ONNX Runtime does not keep tensors.
+For each branch, the model gets an output: the share of elements that take it. Only these shares are returned,
+so ONNX Runtime need not keep whole tensors.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from tvmflow.frontends._reference_process import ObservedNode
 from tvmflow.frontends.onnx._inlining import inline_functions
 from tvmflow.frontends.onnx.graph import Replacement, element_types, is_standard, names_read
 
-# The operators with a bend at 0.
+# Piecewise functions whose slope changes at 0.
 _BENT_AT_ZERO: Final = "Abs Celu Elu LeakyRelu PRelu Relu Selu".split()
 _BENDS: Final = {**dict.fromkeys(_BENT_AT_ZERO, (0.0, 0.0)), "HardSwish": (-3.0, 3.0)}
 _SHAPES_ALONE: Final = frozenset({"Shape", "Size"})
-# ONNX Runtime compares these.
+# The element types that ONNX Runtime can compare.
 _COMPARED: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 class ObservedModel(NamedTuple):
-    """A model whose last outputs are shares, and their nodes and branches."""
+    """A model whose last outputs are the shares, and the nodes and branches that these belong to."""
 
     model: ModelProto
     nodes: Sequence[tuple[str, str, Mapping[str, str]]]
@@ -44,13 +45,13 @@ class ObservedModel(NamedTuple):
 
 
 def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
-    """Return a model that also returns which branches its inputs take, except of nodes in subgraphs.
+    """Return a model that also returns the share of each branch, except for nodes in subgraphs.
 
     The skeleton is the same model without the data of large weights, in which types are inferred faster.
     """
     inlined = inline_functions(model)
     typed = inline_functions(skeleton)
-    # values of unknown type are not observed
+    # Values of unknown type are not observed.
     with contextlib.suppress(Exception):
         typed = onnx.shape_inference.infer_shapes(typed)
     types, reached = element_types(typed), _list_dependent(inlined)
@@ -71,7 +72,7 @@ def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
 
 
 def _list_dependent(model: ModelProto) -> set[str]:
-    """Return the values that depend on the inputs' values, and not only on their shapes or constants."""
+    """Return the values that depend on the contents of inputs, and not only on shapes or constants."""
     weights = {tensor.name for tensor in model.graph.initializer}
     dependent = {value.name for value in model.graph.input} - weights
     for node in model.graph.node:
@@ -90,7 +91,7 @@ class _Observer(Replacement):
         self._types, self._reached = types, reached
 
     def observe(self) -> Iterator[tuple[str, str]]:
-        """Yield each branch of the node with the output that has its share."""
+        """Yield each branch of the node, and the name of the output with its share."""
         value, operator = self.name(0), self.node.op_type
         if operator in ("If", "Where"):
             if value in self._reached:
@@ -108,7 +109,7 @@ class _Observer(Replacement):
             yield from self._compare(value, {"Less": low, "Greater": high}, bounds)
 
     def _bends(self) -> tuple[float, float] | None:
-        """Return the lower and the upper bend of an operator; None for others."""
+        """Return the lower and upper input at which an operator's slope changes; None for other operators."""
         attributes = self.attributes
         if self.node.op_type == "ThresholdedRelu":
             return (attributes.get("alpha", 1.0),) * 2
@@ -129,7 +130,7 @@ class _Observer(Replacement):
     def _compare(
         self, value: str, bounds: Mapping[str, str], known: tuple[float, float] | None = None
     ) -> Iterator[tuple[str, str]]:
-        """Yield the shares of a value beyond its bounds, and between them where these are two."""
+        """Yield the share of elements below and above the bounds, and between them if the bounds differ."""
         if self._types.get(value) not in _COMPARED or value not in self._reached:
             return
         low, high = "its minimum", "its maximum"
@@ -150,7 +151,7 @@ class _Observer(Replacement):
             yield "inputs between its bounds", self._complement(self.add("Add", *shares.values()))
 
     def _mean(self, condition: str) -> str:
-        """Return the share of true elements."""
+        """Add a node for the share of true elements, and return its name."""
         cast = self.add("Cast", condition, to=TensorProto.FLOAT)
         return self.add("ReduceMean", cast, keepdims=0)
 

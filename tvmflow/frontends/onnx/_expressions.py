@@ -12,14 +12,14 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx
 
 MAX_WINDOW: Final = 1 << 24
-"""The elements of the largest window whose maximum has an index, which is a float32."""
+"""The most elements of a window whose maximum has an index; float32 holds integers up to it exactly."""
 
 MAX_DETERMINANT_ROWS: Final = 16
-"""The rows of the largest matrix with a determinant: each row adds four loops to the kernel."""
+"""The most rows of a matrix with a determinant: each row adds four loops to the kernel."""
 
 
 def _limit(index: Any, size: Any) -> Any:
-    """Return an index as int32, moved into 0 … size − 1 where it is outside."""
+    """Return an index as int32, clamped to 0 … size − 1."""
     wide, last = index.astype("int64"), tirx.Cast("int64", size - 1)
     return tirx.Cast("int32", tirx.Max(tirx.Min(wide, last), tirx.const(0, "int64")))
 
@@ -28,7 +28,7 @@ def _limit(index: Any, size: Any) -> Any:
 
 
 class Windows(NamedTuple):
-    """The windows of a pooling operator along each spatial axis; `padding` is in front of the data."""
+    """The windows of a pooling operator, per spatial axis; `padding` is only the padding before the data."""
 
     sizes: Sequence[int]
     strides: Sequence[int]
@@ -51,9 +51,9 @@ class Windows(NamedTuple):
 
 
 def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], windows: Windows) -> Any:
-    """Return images (N, C, …) whose pixels are the sums of all elements of blocks that cover them.
+    """Return images (N, C, …); each pixel is the sum of the block elements that cover it (col2im).
 
-    The columns (N, C · elements of a block, blocks) are the blocks, with `counts` blocks along each axis.
+    The columns (N, C · elements of a block, blocks) are flattened blocks; there are `counts` blocks along each axis.
     """
     batch, depth, _ = columns.shape
     channels = int(depth) // math.prod(windows.sizes)
@@ -64,7 +64,7 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
         row, column, conditions = channel, 0, []
         for axis, (position, offset) in enumerate(zip(indices, kernel_axes, strict=True)):
             stride = windows.strides[axis]
-            # the start of the block that has this element here
+            # The start of the block in which this kernel position falls on this pixel.
             start = position + windows.padding[axis] - offset * windows.dilations[axis]
             conditions += [
                 start >= 0,
@@ -82,10 +82,10 @@ def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], window
 
 
 def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
-    """Return the indices (int64) of maxima (N, C, …) of windows in the flattened data (N, C, …).
+    """Return the indices (int64) of the windows' maxima (N, C, …) in the flattened data (N, C, …).
 
-    The index is that of the first of equal elements. A window without its maximum (padding or NaN) has the index of its
-    last element, which may be beyond the data. With `counts_columns`, the first spatial axis is contiguous.
+    Of equal elements, the first one counts. If the maximum is not in the window (padding or NaN), the index is that
+    of the window's last element, perhaps beyond the data. With `counts_columns`, the first spatial axis is contiguous.
     """
     sizes = list(data.shape[2:])
     order = list(range(len(sizes)))
@@ -149,7 +149,7 @@ def clamp_indices(indices: Any, count: Any) -> Any:
 
 
 def infer_unpooled_shape(shape: Sequence[int], windows: Windows) -> list[int]:
-    """Return the shape of data from that of the maxima of its windows."""
+    """Return the shape of the data of MaxUnpool, given the shape of its input, the windows' maxima."""
     spatial = [
         (size - 1) * stride + edge - front - back
         for size, stride, edge, front, back in zip(
@@ -197,7 +197,7 @@ def determinant(matrices: Any) -> Any:
 def _eliminate(
     matrix: Any, product: Any, axes: int, size: int, zero: Any, one: Any
 ) -> tuple[Any, Any]:
-    """Return matrices with one row and column less, and the product of the pivots so far."""
+    """Return each matrix without one row and column, and the product of the pivots so far."""
     batch = matrix.shape[:axes]
     row = te.reduce_axis((0, size), name="row")
     greatest = te.compute(
@@ -227,7 +227,7 @@ def _eliminate(
     def rest(*index: Any) -> Any:
         b, (i, j) = index[:axes], index[axes:]
         pivot = matrix(*b, position(*b), 0)
-        # the first row replaces the pivot's
+        # The first row takes the place of the pivot's row.
         own = tirx.Select(tirx.Cast("int32", i) + 1 == position(*b), 0, tirx.Cast("int32", i) + 1)
         factor = tirx.Select(pivot == zero, zero, matrix(*b, own, 0) / pivot)
         return matrix(*b, own, j + 1) - factor * matrix(*b, position(*b), j + 1)
@@ -242,13 +242,13 @@ class Regions(NamedTuple):
     """The samples of a region in RoiAlign.
 
     Attributes:
-        height: The bins of a region from top to bottom; `width`, those from left to right.
-        samples: The samples of a bin along each axis; 0 for as many as it covers pixels.
-        scale: The factor of coordinates.
+        height: The bins of a region from top to bottom; `width`: from left to right.
+        samples: The samples of a bin along each axis; 0 for one sample per pixel that the bin covers.
+        scale: The factor from coordinates of regions to pixels.
         is_aligned: Whether the center of the first pixel is at 0.5; otherwise it is at 0, and regions have
             at least one pixel.
-        takes_greatest: Whether a bin is the greatest sample, not their mean. As ONNX defines it, a sample is
-            then the greatest of the four weighted pixels around it.
+        takes_greatest: Whether a bin is the maximum of its samples, not their mean. In this mode ONNX defines a
+            sample as the maximum of the four weighted pixels around it.
     """
 
     height: int
@@ -260,7 +260,7 @@ class Regions(NamedTuple):
 
 
 class _Samples:
-    """The positions of the samples of regions (R, 4): left, top, right, bottom."""
+    """The sampling positions in regions (R, 4); a region is left, top, right, bottom."""
 
     def __init__(self, boxes: Any, sizes: Sequence[Any], regions: Regions) -> None:
         self._boxes, self._sizes, self._regions = boxes, sizes, regions
@@ -298,7 +298,7 @@ class _Samples:
     def pixels(self, at: Any, axis: int) -> list[tuple[Any, Any]]:
         """Return the two pixels around a coordinate, and their weights."""
         last = self._sizes[axis] - 1
-        # this way round, NaN is 0
+        # With the operands in this order, NaN becomes 0.
         at = tirx.Min(tirx.Max(at, self._number(0)), tirx.Cast(self.dtype, last))
         low = at.astype("int32")
         rest = at - tirx.Cast(self.dtype, low)
@@ -306,9 +306,9 @@ class _Samples:
 
 
 def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any]:
-    """Return tables (R, bins · samples) of the pixels around the samples of regions (R, 4).
+    """Return tables (R, bins · samples) of the pixels around each sample of regions (R, 4).
 
-    For each axis there are the first pixel, its weight, the second pixel, and its weight.
+    For each axis there are four tables: first pixel, its weight, second pixel, its weight.
     """
     samples = _Samples(boxes, sizes, regions)
 
@@ -329,7 +329,7 @@ def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any
 def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> Any:
     """Return the bins (R, height, width, C) of regions in images (N, H, W, C).
 
-    The tables are those of `find_samples`; the index of the image of each region (R,) is clamped.
+    `find_samples` makes the tables. `images` (R,) is the image index of each region, and is clamped.
     """
     per_axis, count = len(tables) // 2, regions.samples
     combine = te.max if regions.takes_greatest else operator.add
@@ -361,7 +361,7 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
 def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     """Return the bins (R, C, height, width) of regions (R, 4) in images (N, C, H, W).
 
-    The index of the image of each region (R,) is clamped. Bins without a sample are 0.
+    `images` (R,) is the image index of each region, and is clamped. Bins without a sample are 0.
     """
     samples = _Samples(boxes, data.shape[2:], regions)
     zero = tirx.const(0, data.dtype)
@@ -386,7 +386,7 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     shape = [boxes.shape[0], data.shape[1], regions.height, regions.width]
     result = te.compute(shape, element, name="align_regions")
 
-    # a loop without iterations sets no value
+    # TVM's reduction leaves the result unset if its loop has no iterations.
     def without_samples(box: Any, *position: Any) -> Any:
         is_empty = tirx.any(*(samples.count(box, axis) <= 0 for axis in range(2)))
         return tirx.Select(is_empty, zero, result(box, *position))

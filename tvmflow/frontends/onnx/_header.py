@@ -1,6 +1,6 @@
-"""Reads the facts of an ONNX file for planning, without onnx, and without the bytes of weights.
+"""Reads an ONNX model's inputs, outputs and external files, without onnx and without its weights.
 
-Field numbers are those of onnx.proto3.
+Field numbers are from onnx.proto3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ELEMENT_TYPES: Final[Mapping[int, str]] = {
 """The dtype of each element type that an input can have."""
 
 NARROW_TYPES: Final = frozenset(range(17, 27))
-"""The element types float8, and those of less than a byte."""
+"""The float8 element types, and those with less than 8 bits."""
 
 
 def name_of(element_type: int) -> str:
@@ -53,7 +53,7 @@ def model_input(
 # ---------------------------------------------------------------- the header
 
 
-# Message -> number of a field -> message in that field.
+# Message -> field number -> kind of the message in that field.
 _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -66,25 +66,25 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
 }
 _GRAPH: Final = 7
 MAX_NODES: Final = 100_000
-"""The most nodes of a model, in all of its graphs and functions: TVM would take hours for more."""
+"""The most nodes of a model, over all graphs and functions: TVM would take hours for more."""
 
 MAX_WEIGHTS: Final = 100_000
 """The most weights of a model."""
 
-# The most messages (nodes, attributes, tensors, …) and fields of all graphs and functions. The shortest message
-# takes 2 bytes in a file and some 200 in protobuf's memory.
+# The most messages (nodes, attributes, tensors, …) and fields, over all graphs and functions. The shortest message
+# takes 2 bytes in a file, but some 200 bytes in protobuf's memory.
 _MAX_MESSAGES: Final = 800_000
 _MAX_FIELDS: Final = 2_000_000
 
-# Numbers of the fields of a node, and of a function, that name an operator: its name, domain and overload.
+# The field numbers of an operator's name, domain and overload, in a node and in a function.
 _OPERATOR: Final[Mapping[str, tuple[int, int, int]]] = {"node": (4, 7, 8), "function": (1, 10, 13)}
 _STANDARD: Final = "ai.onnx"
-# The limit of protobuf's own readers.
+# The nesting limit of protobuf's own readers.
 _MAX_DEPTH: Final = 100
 
 
 def read_header(path: Path) -> ModelFacts:
-    """Return inputs, outputs and the sorted names of files with weights, or raise NotAModel."""
+    """Return the inputs, outputs, and sorted names of external data files; NotAModel if it is not a model."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:
@@ -104,13 +104,13 @@ def _as_operator(parts: list[str]) -> _Operator:
 
 
 def _count_nodes(calls: Mapping[_Operator, int], functions: Mapping[_Operator, int]) -> int:
-    """Return the nodes that calls become, given the nodes of functions; at most one above the limit."""
+    """Return how many nodes calls expand to, with the nodes of functions; stops one above the limit."""
     count = sum(times * functions.get(operator, 1) for operator, times in calls.items())
     return min(count, MAX_NODES + 1)
 
 
 class _Reader:
-    """Reads one file, and visits each message once."""
+    """Reads one file; visits each message once."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -119,7 +119,7 @@ class _Reader:
         self._outputs: list[Field] = []
         self._nodes = 0
         self._visited = self._messages = 0
-        # How often the main graph, and each function, calls which operator.
+        # The calls of each operator, by the main graph and by each function.
         self._calls: Counter[_Operator] = Counter()
         self._functions: dict[_Operator, Counter[_Operator]] = {}
 
@@ -157,7 +157,7 @@ class _Reader:
             self._calls = outer
 
     def check_inlined(self) -> None:
-        """Check that the model is not too large when calls of its functions are replaced by their nodes."""
+        """Check that the model is not too large once its function calls are replaced by the functions' nodes."""
         counts: dict[_Operator, int] = {}
         active: set[_Operator] = set()
         pending = [operator for operator in self._calls if operator in self._functions]
@@ -180,7 +180,7 @@ class _Reader:
             )
 
     def _count(self, child: str) -> None:
-        """Count a field of any graph or function, and the message (of kind `child`) in it."""
+        """Count one field of a graph or function, and the message (of kind `child`) in it."""
         self._visited += 1
         if child:
             self._messages += 1
@@ -191,13 +191,13 @@ class _Reader:
         _check_count(self._visited, _MAX_FIELDS, "fields of nodes, attributes and tensors")
 
     def _record(self, field: Field) -> None:
-        """Record a field of the main graph: `initializer`, `input` or `output`."""
+        """Record a field of the main graph (`initializer`, `input` or `output`)."""
         if field.number == 5:
             self._weights.add(self._name(field, 8))
             _check_count(len(self._weights), MAX_WEIGHTS, "weights")
         elif field.number == 11:
             self._inputs.append(field)
-            # old models list their weights as inputs, too
+            # Old models list their weights as inputs, too.
             _check_count(len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs")
         elif field.number == 12:
             self._outputs.append(field)
@@ -214,7 +214,7 @@ class _Reader:
             yield ModelOutput(self._name(field, 1), _ELEMENT_TYPES.get(element_type or 0), dims)
 
     def _type(self, value: Field) -> tuple[int | None, tuple[int | str, ...] | None]:
-        """Return element type and sizes of a value; None for one that is not a tensor."""
+        """Return element type and shape of a value; None for both if it is not a tensor."""
         # ValueInfoProto.type, TypeProto.tensor_type
         tensor = self._last(self._last(value, 2), 1)
         if tensor is None:
@@ -226,7 +226,7 @@ class _Reader:
         return types[-1] if types else 0, dims
 
     def _dim(self, dim: Field) -> int | str:
-        """Return a fixed size, or the name of a free dimension."""
+        """Return the fixed size of a dimension, or the name of a dynamic one."""
         size: int | str = ""
         for part in self._fields(dim):
             if part.number in (1, 2):
@@ -238,7 +238,7 @@ class _Reader:
         return matching[-1] if matching else None
 
     def _name(self, message: Field, number: int) -> str:
-        """Return a name; bytes that are not text become surrogates, which no valid name has."""
+        """Return a name; invalid UTF-8 becomes surrogates, which no valid name contains."""
         field = self._last(message, number)
         return self._text(field, "surrogateescape") if field else ""
 
@@ -263,7 +263,7 @@ _INT64_SIGN: Final = 1 << 63
 
 
 class Field(NamedTuple):
-    """A field of a message at `begin`: bytes `start` to `end` if it is length-delimited, else a varint."""
+    """A field that begins at offset `begin`: either the bytes `start` to `end`, or a varint `value`."""
 
     number: int
     start: int
@@ -273,7 +273,7 @@ class Field(NamedTuple):
 
 
 def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
-    """Yield the length-delimited fields and varints of a message; raise NotAModel for other formats."""
+    """Yield the length-delimited fields and varints of a message; NotAModel for other wire types."""
     while position < end:
         begin = position
         tag, position = _varint(data, position, end)
@@ -286,7 +286,7 @@ def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
             position += size
         elif kind == _VARINT:
             value, position = _varint(data, position, end)
-            # an int64
+            # Negative integers are stored as unsigned 64-bit integers.
             value = (value + _INT64_SIGN) % (2 * _INT64_SIGN) - _INT64_SIGN
             yield Field(number=number, start=0, end=0, value=value, begin=begin)
         elif kind in (_FIXED32, _FIXED64):

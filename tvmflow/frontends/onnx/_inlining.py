@@ -59,19 +59,19 @@ from tvmflow.frontends.onnx.graph import (
 
 
 _Id = tuple[str, str, str]
-# Hides operators from ONNX's converter.
+# A domain that hides operators from ONNX's version converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-# Limits of expanded calls. Protobuf reads 100 nested messages, and a graph in a node is nested 3 times.
+# Limits for inlined calls. Protobuf reads 100 nested messages, and each graph inside a node adds 3 levels.
 _MAX_BYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 30
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """Replace calls of the model's own functions by their bodies, in the newest opset of all.
+    """Replace calls of the model's functions by their bodies, in the newest opset that any of them uses.
 
     Raises:
-        ImportFailed: when a call does not fit its function, or an opset cannot be converted.
+        ImportFailed: when a call does not match its function, or an opset cannot be converted.
     """
     if not model.functions:
         return model
@@ -83,7 +83,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
     if versions_of(model.opset_import).get("", opset) != opset:
         inlined = _convert(inlined, opset, "the model")
     inliner = _Inliner(inlined, functions, opset)
-    # each round inlines the visible calls, and adds those inside the functions
+    # Each round inlines the visible calls, which makes the calls inside those functions visible.
     for _ in range(len(functions)):
         if not inliner.inline_calls():
             break
@@ -100,7 +100,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
 
 
 def mixes_opsets(model: ModelProto) -> bool:
-    """Return whether an operator of a called function has other semantics in the model's opset."""
+    """Return whether an operator of a called function behaves differently in the model's own opset."""
     functions = {function_id(function): function for function in model.functions}
     opset = opset_of(model)
     return any(
@@ -110,7 +110,7 @@ def mixes_opsets(model: ModelProto) -> bool:
 
 
 def function_id(entry: FunctionProto | NodeProto) -> _Id:
-    """Return the key of a function or of its call."""
+    """Return the key that a function and its calls share: domain, name and overload."""
     is_function = isinstance(entry, FunctionProto)
     name = entry.name if is_function else entry.op_type
     return standard_domain(entry.domain), str(name), str(entry.overload)
@@ -119,7 +119,7 @@ def function_id(entry: FunctionProto | NodeProto) -> _Id:
 def _list_called(
     nodes: Iterable[NodeProto], functions: Mapping[_Id, FunctionProto]
 ) -> Iterator[FunctionProto]:
-    """Yield each function that nodes call, or that these functions call."""
+    """Yield each function that the nodes call, directly or through other functions."""
     seen: set[_Id] = set()
     pending = list(with_inner_nodes(nodes))
     while pending:
@@ -147,7 +147,7 @@ class _Inliner:
         self._bytes = 0
 
     def inline_calls(self) -> bool:
-        """Replace all calls that are in the graph; return whether there were any."""
+        """Replace all calls in the graph; return whether there were any."""
         nodes = with_inner_nodes(self._model.graph.node)
         called = [f for node in nodes if (f := self._functions.get(function_id(node)))]
         if any(self._needs_conversion(function) for function in called):
@@ -156,7 +156,7 @@ class _Inliner:
         return bool(called)
 
     def _inline(self, graph: GraphProto, depth: int = 0) -> None:
-        """Replace the calls in a graph and its subgraphs, except the calls that this adds."""
+        """Replace the calls in a graph and its subgraphs; calls in the inserted bodies stay."""
         nodes: list[NodeProto] = []
         for node in graph.node:
             for inner in subgraphs(node):
@@ -170,7 +170,7 @@ class _Inliner:
         replace_nodes(graph, nodes)
 
     def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
-        """Count the nodes of an expanded call in advance."""
+        """Check in advance that the inlined body of a call keeps the model within its limits."""
         given, body = _list_attributes(call, function), list(with_inner_nodes(function.node))
         references = (a.ref_attr_name for node in body for a in node.attribute)
         used = [given[name] for name in references if name in given]
@@ -211,7 +211,7 @@ class _Inliner:
         self._rename(nodes, scope, prefix)
         for node in nodes:
             node.name = f"{call.name}/{node.name}" if call.name and node.name else node.name
-        # graphs that the caller gives are in the scope of the caller
+        # Graphs in the call's attributes use the names of the caller's scope.
         self._bind_graphs(nodes, {k: a for k, a in attributes.items() if a.type in _GRAPHS}, prefix)
         for name, to in returned.items():
             if to and name in function.input:
@@ -219,7 +219,7 @@ class _Inliner:
         return nodes
 
     def _rename(self, nodes: Iterable[NodeProto], scope: dict[str, str], prefix: str) -> None:
-        """Rename all results of nodes to unique names, and add these to the scope."""
+        """Give all results of nodes unique names, and record these in the scope."""
         for node in nodes:
             node.input[:] = [scope.get(name, name) for name in node.input]
             for graph in subgraphs(node):
@@ -234,11 +234,11 @@ class _Inliner:
         for value in (*graph.input, *graph.initializer):
             scope[value.name] = value.name = self._new_name(f"{prefix}{value.name}")
         for node in graph.node:
-            # its results hide values of the same name outside
+            # A result hides an outer value of the same name.
             for name in node.output:
                 scope.pop(name, None)
             self._rename([node], scope, prefix)
-        # shapes would be those of other inputs
+        # The recorded shapes are for other inputs.
         del graph.value_info[:]
         for value in graph.output:
             value.name = scope.get(value.name, value.name)
@@ -255,7 +255,7 @@ class _Inliner:
     def _bind_graphs(
         self, nodes: Iterable[NodeProto], attributes: Mapping[str, AttributeProto], prefix: str
     ) -> None:
-        """Replace references to attributes that are graphs by copies with unique names."""
+        """Replace references to graph attributes by copies of the graphs with unique names."""
         used = [node for node in with_inner_nodes(nodes) if any(map(_refers, node.attribute))]
         _bind(used, attributes, drops_missing=True)
         for node in used:
@@ -265,7 +265,7 @@ class _Inliner:
     def _convert_nodes(
         self, nodes: Sequence[NodeProto], call: NodeProto, function: FunctionProto
     ) -> list[NodeProto]:
-        """Return the nodes of a function in the opset of the others."""
+        """Return the nodes of a function, converted to the model's opset."""
         title = f"the function {quoted(function.name)} (called by node {node_name(call)})"
         versions = versions_of(function.opset_import)
         if any(map(_refers, (a for node in with_inner_nodes(nodes) for a in node.attribute))):
@@ -288,12 +288,12 @@ class _Inliner:
 
 
 def _list_attributes(call: NodeProto, function: FunctionProto) -> dict[str, AttributeProto]:
-    """Return the attributes of a call by name, including defaults."""
+    """Return the attributes of a call by name, including the function's defaults."""
     return {a.name: a for a in (*function.attribute_proto, *call.attribute)}
 
 
 def _prefix(call: NodeProto, function: FunctionProto) -> str:
-    """Return the name prefix of the values of an inlined call."""
+    """Return the prefix for the names of an inlined call's values."""
     return f"{call.name or next(filter(None, call.output), function.name)}/"
 
 
@@ -302,7 +302,7 @@ def _depth(nodes: Iterable[NodeProto]) -> int:
 
 
 def _check_call(call: NodeProto, function: FunctionProto) -> None:
-    """Raise ImportFailed where a call has more inputs or outputs than its function."""
+    """Raise ImportFailed if a call has more inputs or outputs than its function."""
     for noun in ("input", "output"):
         given, known = getattr(call, noun), getattr(function, noun)
         if len(given) > len(known):
@@ -324,7 +324,7 @@ def _bind(
 ) -> None:
     """Replace references to attributes of a function by their values.
 
-    References without a value are removed; those to graphs only with `drops_missing`.
+    A reference without a value is removed; a reference to a graph is removed only with `drops_missing`.
     """
     for node in with_inner_nodes(nodes):
         bound = []
@@ -342,20 +342,20 @@ def _bind(
 
 
 def _since(node: NodeProto, opset: int) -> int:
-    """Return the opset that last changed an operator before another opset; 0 for one that lacks it."""
+    """Return the opset of an operator's last change up to `opset`; 0 if `opset` lacks the operator."""
     if not onnx.defs.has(node.op_type, opset, ""):
         return 0
     return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)
 
 
 def _changes(nodes: Iterable[NodeProto], version: int, opset: int) -> bool:
-    """Return whether an operator of nodes differs between two opsets."""
+    """Return whether any operator of the nodes differs between two opsets."""
     standard = [node for node in with_inner_nodes(nodes) if is_standard(node)]
     return any(0 < _since(node, version) != _since(node, opset) for node in standard)
 
 
 def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
-    """Return a model in a newer opset, in which operators that its own opset lacks are unchanged."""
+    """Convert a model to a newer opset; operators that its own opset lacks are left unchanged."""
     version = opset_of(model)
     if not _changes(model.graph.node, version, opset):
         return model
@@ -367,7 +367,7 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
     try:
         converted = version_converter.convert_version(model, opset)
     except Exception as error:
-        # the converter raises many kinds of errors
+        # The converter raises many types of exceptions.
         raise ImportFailed(
             f"{title} has the opset {version}, which cannot be converted to {opset}, the newest one "
             f"of the model and its functions: {excerpt(str(error))}",
@@ -380,7 +380,7 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
 
 def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
     """Return the type of each value, as far as ONNX can infer it."""
-    # the converter does without, where it can
+    # The converter needs no types for most operators, so a failure of the inference is no error here.
     with contextlib.suppress(Exception):
         model = onnx.shape_inference.infer_shapes(model)
     graphs = list(with_inner_graphs(model.graph))
@@ -391,24 +391,24 @@ def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
 
 
 # ---------------------------------------------------------------- loops
-# TVM's importer lacks Scan and Loop. An iteration after a computed condition becomes an If.
+# TVM's importer supports neither Scan nor Loop. If the loop condition is computed, each iteration becomes an If.
 
 
-# Older ones have another form, with a batch.
+# Scan in older opsets has a batch axis.
 _OLDEST_SCAN_OPSET: Final = 9
-# Unsqueeze takes its axes as an input from here on.
+# From this opset on, Unsqueeze takes its axes as an input.
 _AXES_INPUT_OPSET: Final = 13
 MAX_UNROLLED_NODES: Final = 4096
-"""The most nodes of an unrolled loop: more take minutes to compile."""
+"""The most nodes of one unrolled loop: more take minutes to compile."""
 
-# Of a model, when loops in loops become many.
+# The same limit for all loops of a model, because nested loops multiply.
 _MAX_UNROLLED_NODES: Final = 4 * MAX_UNROLLED_NODES
 
 
 def unroll_loops(model: ModelProto) -> ModelProto:
     """Replace each Scan and Loop of the main graph by its iterations.
 
-    Loops with an unknown or too large number of iterations stay.
+    A loop stays if its number of iterations is unknown or too large.
     """
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
@@ -424,12 +424,12 @@ def unroll_loops(model: ModelProto) -> ModelProto:
         nodes += [node] if iterations is None else iterations.nodes
         model.graph.initializer.extend(iterations.weights if iterations else [])
     replace_nodes(model.graph, nodes)
-    # branches in a body are the same graphs in every iteration
+    # A branch inside the body is copied with the same names into every iteration.
     return name_branch_values(model) if any(list_branches(model.graph)) else model
 
 
 class _Iterations(Replacement):
-    """The iterations of a loop, as nodes of the main graph, and the weights of its body."""
+    """The unrolled iterations of a loop: nodes for the main graph, and the weights of the body."""
 
     def __init__(self, node: NodeProto, body: GraphProto, opset: int) -> None:
         super().__init__(node)
@@ -452,14 +452,14 @@ class _Iterations(Replacement):
         return [names.get(value.name, value.name) for value in self._body.output]
 
     def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
-        """Add an If that runs one iteration while the loop lasts, and return the names of its results.
+        """Add an If that runs one iteration if the loop's condition still holds; return its results' names.
 
-        The arguments are the number of the iteration, the condition, and the states. The results are the condition and
-        the states, the first `count` ones of the body.
+        The arguments are iteration number, condition and states. The results are the first `count` results of the body:
+        the condition, then the states.
         """
         outer, self.nodes = self.nodes, []
         results = self.run_body(iteration, arguments)[:count]
-        # a condition may be a vector of one element
+        # The condition may be a vector with one element, but an If needs a scalar.
         scalar = self.constant(np.zeros(0, np.int64), f"{results[0]}.scalar")
         results[0] = self.add("Reshape", results[0], scalar, output=f"{results[0]}.reshaped")
         names = [f"{self._prefix}.{iteration}.state{n}" for n in range(count)]
@@ -483,14 +483,14 @@ class _Iterations(Replacement):
         self.add("Concat", *wide, output=output, axis=axis)
 
     def finish(self, states: Sequence[str], outputs: Sequence[str]) -> None:
-        """Copy the final loop-carried values to the names of the loop's outputs."""
+        """Copy the final values of the states to the loop's outputs."""
         for state, output in zip(states, outputs, strict=False):
             if output:
                 self.add("Identity", state, output=output)
 
 
 def _branch(nodes: Sequence[NodeProto], values: Sequence[str], names: Sequence[str]) -> GraphProto:
-    """Return a branch of an If that returns values, or outer values, by new names."""
+    """Return a branch of an If that returns the given values, which may be outer ones, under new names."""
     copies = [helper.make_node("Identity", [v], [n]) for v, n in zip(values, names, strict=True)]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     return helper.make_graph([*nodes, *copies], names[0], [], outputs)
@@ -536,7 +536,7 @@ def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
     trips = count_trips(node, known, opset, MAX_UNROLLED_NODES // _count_nodes(body))
     if trips is None or not _can_unroll(body, max(1, trips.most)):
         return None
-    # Outputs that are stacked must have a length that is known, and an element.
+    # Stacked outputs need an exact number of iterations, and at least one.
     if any(node.output[len(states) :]) and not (trips.is_exact and trips.most):
         return None
     unrolled = _Iterations(node, body, opset)
@@ -561,7 +561,7 @@ def _can_unroll(body: GraphProto, count: int) -> bool:
 
 
 def _count_nodes(graph: GraphProto) -> int:
-    """Return the number of nodes of a graph and of all graphs in it; at least 1."""
+    """Return the number of nodes of a graph, including nested graphs; at least 1."""
     inner = (inner for node in graph.node for inner in subgraphs(node))
     return max(1, len(graph.node) + sum(_count_nodes(graph) for graph in inner if graph.node))
 
@@ -575,7 +575,7 @@ _UNROLLERS: Final[Mapping[str, Callable[[NodeProto, KnownValues, int], _Iteratio
 # ---------------------------------------------------------------- trips
 
 
-# Operators of counters and conditions; none of them enlarges its operands.
+# Operators that compute counters and conditions; no result is larger than its operands.
 _OPERATORS: Final = frozenset(
     "Add And Cast Constant Div Equal Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul "
     "Neg Not Or Reshape Squeeze Sub Unsqueeze".split()
@@ -587,14 +587,14 @@ _Evaluator = Callable[[_Arrays], list[np.ndarray[Any, Any]]]
 
 
 class Trips(NamedTuple):
-    """The most iterations of a loop, and whether it always has as many."""
+    """The largest possible number of a loop's iterations, and whether it always runs that many."""
 
     most: int
     is_exact: bool
 
 
 def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
-    """Return the iterations of a Loop, up to a limit; None if constants and counters do not decide."""
+    """Return a Loop's iterations, up to a limit; None if they do not follow from constants and counters."""
     body = attributes_of(node)["body"]
     most, start = (known.constants.get(name) for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
@@ -605,16 +605,16 @@ def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> 
     try:
         computed = counters.count(min([limit, *counts]), opset)
     except Exception:
-        # the evaluator raises many kinds of errors for operands that do not fit
+        # The evaluator raises many types of exceptions for operands that it cannot combine.
         return None
     counts += [computed] if computed is not None else []
     return Trips(min(counts), is_exact=starts and counters.is_whole) if counts else None
 
 
 class _Counters:
-    """The states of a loop that are computed only from constants, and the known part of its condition.
+    """The states of a loop that follow from constants alone, and the known part of its condition.
 
-    If the condition is not known as a whole (`is_whole`), some operands of its And are.
+    A condition that is an And may have some known operands; `is_whole` says that all of them are known.
     """
 
     def __init__(self, node: NodeProto, body: GraphProto, known: KnownValues) -> None:
@@ -636,7 +636,7 @@ class _Counters:
         self.is_whole = len(parts) == len(self._parts)
 
     def count(self, limit: int, opset: int) -> int | None:
-        """Return after how many iterations, up to a limit, the condition is false; None if not known."""
+        """Return the iteration, up to a limit, after which the condition is false; None if unknown."""
         if not self._parts:
             return None
         values = self._initial
@@ -654,7 +654,7 @@ class _Counters:
         return None
 
     def _conjuncts(self, name: str) -> Iterator[str]:
-        """Yield the operands of a condition that is an And."""
+        """Yield the operands of a condition that is an And; otherwise the condition itself."""
         node = self._makers.get(name)
         if node is not None and node.op_type in ("And", "Identity") and is_standard(node):
             for operand in node.input:
@@ -663,7 +663,7 @@ class _Counters:
             yield name
 
     def _is_known(self, name: str) -> bool:
-        """Return whether only constants, counters and the number of the iteration make a value."""
+        """Return whether a value is computed only from constants, counters and the iteration number."""
         pending, seen = [name], {name}
         while pending:
             value = pending.pop()
@@ -678,13 +678,13 @@ class _Counters:
         return True
 
     def _evaluator(self, values: Sequence[str], opset: int) -> _Evaluator:
-        """Return a function that computes values of the body for the number of an iteration."""
+        """Return a function that computes values of the body, given those of counters and iteration number."""
         needed, kept = set(values), []
         for node in reversed(self._nodes):
             if not needed.isdisjoint(node.output):
                 kept.append(node)
                 needed.update(name for name in node.input if name)
-        # values that no node of the body computes need one to be outputs
+        # Only a node's result can be an output, so each value is copied by an Identity.
         copies = [
             helper.make_node("Identity", [v], [f"{n} of trips"]) for n, v in enumerate(values)
         ]
@@ -698,8 +698,8 @@ class _Counters:
 
 
 # ---------------------------------------------------------------- branches
-# Branches with a known condition are inlined, and others simplified like models. Constants in branches become
-# weights of the main graph, whose weights are the parameters of the library.
+# If a condition is known, its branch is inlined. Other branches are simplified like models. Constants in branches
+# become weights of the main graph, because only the main graph's weights become parameters of the library.
 
 
 _Simplify = Callable[[ModelProto], ModelProto]
@@ -736,7 +736,7 @@ def _name_values(graph: GraphProto, taken: set[str]) -> None:
 
 
 def inline_known_branches(model: ModelProto) -> ModelProto:
-    """Replace each If with a constant condition by the branch that is taken."""
+    """Replace each If whose condition is constant by the branch that it selects."""
     known = known_values(model)
     kept: list[NodeProto] = []
     for node in model.graph.node:
@@ -754,7 +754,7 @@ def inline_known_branches(model: ModelProto) -> ModelProto:
 
 
 def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
-    """Simplify every branch as a model of its own, whose inputs are the values that it captures."""
+    """Simplify every branch as a separate model, whose inputs are the values that the branch captures."""
     values = {value.name: value for value in (*model.graph.input, *model.graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     branches = list(list_branches(model.graph))
@@ -789,7 +789,7 @@ def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
 
 
 def _captured(graph: GraphProto) -> set[str]:
-    """Return the names that a branch reads, or returns, and does not make."""
+    """Return the names that a branch reads or returns without computing them."""
     read = {value.name for value in graph.output}.union(*(node.input for node in graph.node))
     read = read.union(*map(_captured, list_branches(graph)))
     return read.difference([""], *(node.output for node in graph.node))

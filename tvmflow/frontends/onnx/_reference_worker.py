@@ -1,4 +1,4 @@
-"""The process of a runtime of ONNX models: `python -m tvmflow.frontends.onnx._reference_worker`."""
+"""Runs a runtime of ONNX models in a process: `python -m tvmflow.frontends.onnx._reference_worker`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from tvmflow.frontends.onnx.custom_nodes import CustomReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
-"""The option of ONNX Runtime with which int8 products are exact on x86 CPUs without VNNI, where 16 bits overflow."""
+"""The option that makes int8 matmuls exact on x86 without VNNI, where int16 sums can overflow."""
 
 _MAX_REASON: Final = 300
 
 
 class _Session(LoadedReference):
-    """ONNX Runtime on the CPU, timed with all of its rewrites, and compared without them.
+    """ONNX Runtime on the CPU: timed with all graph optimizations, and compared without them.
 
-    Some rewrites change results: a `Pad` before a `MaxPool` pads with the lowest value instead of its own
-    (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
+    Some optimizations change results: one lets a `Pad` before a `MaxPool` pad with the lowest value instead of its
+    own (1.31). Fused QDQ nodes use int8 arithmetic that overflows on CPUs without VNNI.
     """
 
     def __init__(self, model: str, threads: int, note: str) -> None:
@@ -82,9 +82,9 @@ class _Session(LoadedReference):
 
 
 def _map_external_data(path: Path) -> dict[str, Array] | None:
-    """Return the weights of a model in other files, by name; None if NumPy lacks a type.
+    """Return the weights in external files, by name; None if NumPy lacks an element type.
 
-    ONNX Runtime does not follow links out of the folder of a changed copy of the model.
+    The runtime cannot load them for a modified copy of the model: it follows no links out of the copy's folder.
     """
     import numpy as np
     import onnx
@@ -131,7 +131,7 @@ def _open(
 
 
 class _SplitSession(LoadedReference):
-    """ONNX Runtime on the parts between custom operators, whose numpy functions are called."""
+    """Runs the parts between custom operators in ONNX Runtime, and custom operators in NumPy."""
 
     def __init__(self, split: SplitModel, references: CustomReferences, threads: int) -> None:
         import onnxruntime
@@ -152,7 +152,7 @@ class _SplitSession(LoadedReference):
                 names: Sequence[str] = piece.node.output
             else:
                 feed = {name: array for name in piece.inputs if (array := values[name]) is not None}
-                # a piece is made for the shapes of its inputs
+                # Each part has one session per combination of input shapes.
                 key = (index, *(array.shape for array in feed.values()))
                 if key not in self._sessions:
                     self._sessions[key] = _open(piece.make_model(feed), self._threads)
@@ -163,7 +163,7 @@ class _SplitSession(LoadedReference):
 
 
 class _Evaluator(LoadedReference):
-    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
+    """ONNX's reference evaluator: slow, but it runs models that ONNX Runtime refuses."""
 
     def __init__(self, model: str, refusal: Exception, references: CustomReferences) -> None:
         import onnx
@@ -186,7 +186,7 @@ def _own_note(references: CustomReferences) -> str:
 
 
 def _reason(refusal: Exception) -> str:
-    """Return the message of ONNX Runtime about a model, without paths and source lines."""
+    """Return ONNX Runtime's error message about a model, without paths and source lines."""
     text = " ".join(str(refusal).split())
     match = re.search(r" failed:(?:/\S+:\d+ .*?\) )?(.+)", text)
     return excerpt(match[1] if match else text, _MAX_REASON)
@@ -196,7 +196,7 @@ def _reason(refusal: Exception) -> str:
 
 
 class _OpenVino(LoadedReference):
-    """OpenVINO on the CPU, in the precision of the library; its default is bfloat16 where the CPU has it.
+    """OpenVINO on the CPU, in the library's precision; OpenVINO itself defaults to bfloat16 on some CPUs.
 
     See `openvino.properties.hint`.
     """
@@ -228,7 +228,7 @@ class _OpenVino(LoadedReference):
 
 
 class _TensorRt(LoadedReference):
-    """TensorRT in ONNX Runtime; in timed calls, inputs and outputs stay on the GPU.
+    """TensorRT through ONNX Runtime; in timed calls, inputs and outputs stay on the GPU.
 
     See https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html.
     """
@@ -246,7 +246,7 @@ class _TensorRt(LoadedReference):
         self._session = onnxruntime.InferenceSession(
             first["model"], options, providers=[(self._PROVIDER, half), "CUDAExecutionProvider"]
         )
-        # a provider that cannot be loaded is left out with a line in the log
+        # ONNX Runtime only logs that it cannot load a provider, and goes on without it.
         if self._PROVIDER not in self._session.get_providers():
             raise RuntimeError("ONNX Runtime cannot load its provider for TensorRT")
 

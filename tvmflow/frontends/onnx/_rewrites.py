@@ -1,4 +1,4 @@
-"""Rewrites nodes that TVM's importer lacks or miscomputes into other operators of ONNX."""
+"""Rewrites nodes that TVM's importer lacks or miscomputes as other ONNX operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
 
 
 class Context(NamedTuple):
-    """The facts of a model that rewrites need; `types` and `producers` are by the names of values."""
+    """What rewrites need to know about a model; `types` and `producers` map names of values."""
 
     opset: int
     known: KnownValues
@@ -27,10 +27,11 @@ class Context(NamedTuple):
 
 
 class Rewriting(Replacement):
-    """A node to rewrite, known facts of its operands, and the nodes that replace it.
+    """A node to rewrite, the known facts of its operands, and the nodes that will replace it.
 
     Attributes:
-        element_type: The first known type of an operand, 0 for none. Operators that use it have one type.
+        element_type: The first known element type of an operand; 0 if none is known. Only operators whose operands
+            share one type use it.
     """
 
     def __init__(self, node: NodeProto, context: Context) -> None:
@@ -40,7 +41,7 @@ class Rewriting(Replacement):
         self.element_type = next((types[name] for name in node.input if name in types), 0)
 
     def names(self, count: int) -> list[str]:
-        """Return the names of the first operands, without missing ones."""
+        """Return the names of the first `count` operands, except missing ones."""
         return [name for name in self.node.input[:count] if name]
 
     def shape(self, position: int) -> tuple[int, ...] | None:
@@ -50,21 +51,21 @@ class Rewriting(Replacement):
         return self.context.types.get(self.name(position), 0)
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """Return some attributes, without missing ones."""
+        """Return the named attributes, except missing ones."""
         return {name: self.attributes[name] for name in names if name in self.attributes}
 
     def omit(self, *names: str) -> dict[str, Any]:
-        """Return all attributes but some."""
+        """Return all attributes except the named ones."""
         return {name: value for name, value in self.attributes.items() if name not in names}
 
     def replace(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add one node with the name and the results of this one."""
+        """Add the node that replaces this one, with its name and results."""
         new = helper.make_node(operator, inputs, self.node.output, self.node.name, **attributes)
         self.nodes.append(new)
         return self.result()
 
     def cast(self, value: str, element_type: int, to: int) -> str:
-        """Return a value of a known or unknown (0) element type as another one."""
+        """Cast a value from its element type (0 if unknown) to another one, if they differ."""
         return value if element_type == to else self.add("Cast", value, to=to)
 
     def number(self, value: float) -> str:
@@ -76,7 +77,7 @@ class Rewriting(Replacement):
         return value if factor == 1 else self.add("Mul", value, self.number(factor))
 
     def finish(self, result: str) -> list[NodeProto]:
-        """Return the nodes, including the one of the result."""
+        """Return the added nodes, and a last one that gives `result` the name of the rewritten node's result."""
         made = next(node for node in self.nodes if result in node.output)
         if result != self.result():
             made.output[0] = self.result()
@@ -85,17 +86,17 @@ class Rewriting(Replacement):
 
 _numpy_dtype = helper.tensor_dtype_to_np_dtype
 Rewrite = Callable[[Rewriting], str | None]
-"""Adds the nodes, and returns the name of the first result; None if the node stays."""
+"""Adds the replacement nodes, and returns the name of the first result; None if the node stays."""
 
 
 def rewrite_cast_like(node: Rewriting) -> str | None:
-    """Rewrite a cast to the type of another value as soon as that is known."""
+    """Rewrite CastLike as Cast once the type of the other value is known."""
     to = node.type_of(1)
     return node.add("Cast", node.name(0), to=to) if to else None
 
 
 def rewrite_windows(node: Rewriting) -> str | None:
-    """Rewrite SAME padding as constants: TVM has too little for SAME_LOWER."""
+    """Rewrite SAME padding as explicit padding: TVM pads too little for SAME_LOWER."""
     attributes, shape = node.attributes, node.shape(0)
     kernel = attributes.get("kernel_shape") or (node.shape(1) or ())[2:]
     is_same = attributes.get("auto_pad", "").startswith("SAME")
@@ -107,7 +108,7 @@ def rewrite_windows(node: Rewriting) -> str | None:
 
 
 def rewrite_conv_transpose(node: Rewriting) -> str | None:
-    """Rewrite the size of the result as padding."""
+    """Rewrite an explicit output shape as padding."""
     attributes, shape, weights = node.attributes, node.shape(0), node.shape(1)
     if "output_shape" not in attributes or shape is None or weights is None:
         return None
@@ -123,7 +124,7 @@ def rewrite_conv_transpose(node: Rewriting) -> str | None:
         extra[axis] += max(0, wanted - length)
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     pads = small + large if attributes.get("auto_pad") == "SAME_UPPER" else large + small
-    # TVM pads a result with less than a step.
+    # TVM supports output padding only below the stride.
     if any(pad and pad >= stride for pad, stride in zip(extra, strides, strict=True)):
         return None
     kept = node.omit("output_shape", "auto_pad", "pads", "output_padding")
@@ -131,7 +132,7 @@ def rewrite_conv_transpose(node: Rewriting) -> str | None:
 
 
 def rewrite_dropout(node: Rewriting) -> str | None:
-    """Rewrite Dropout with its mask, which keeps all elements in inference."""
+    """Rewrite a Dropout whose mask is read: in inference, the mask keeps all elements."""
     shape = node.shape(0)
     if len(node.node.output) < 2 or shape is None or trains(node.node, node.context.known):
         return None
@@ -141,7 +142,7 @@ def rewrite_dropout(node: Rewriting) -> str | None:
 
 
 def rewrite_concat(node: Rewriting) -> str | None:
-    """Rewrite a concatenation without operands that have no elements, such as an empty cache of keys."""
+    """Remove operands without elements, such as an empty key cache, from a concatenation."""
     kept = [name for name in node.node.input if 0 not in node.context.known.shapes.get(name, ())]
     if not 0 < len(kept) < len(node.node.input):
         return None
@@ -149,7 +150,7 @@ def rewrite_concat(node: Rewriting) -> str | None:
 
 
 def rewrite_split(node: Rewriting) -> str | None:
-    """Rewrite a split into one part, or with parts without elements, which become constants."""
+    """Rewrite a split into a single part, or into parts of which some are empty; these become constants."""
     parts = node.node.output
     if len(parts) == 1:
         return node.replace("Identity", node.names(1))
@@ -172,7 +173,7 @@ def rewrite_split(node: Rewriting) -> str | None:
 
 
 def rewrite_top_k(node: Rewriting) -> str | None:
-    """Rewrite a TopK of any order as one that sorts its results."""
+    """Rewrite a TopK with unsorted results as one with sorted results."""
     if node.attributes.get("sorted", 1):
         return None
     return node.replace("TopK", node.node.input, **node.omit("sorted"))
@@ -186,14 +187,14 @@ def rewrite_eye_like(node: Rewriting) -> str | None:
 
 
 def rewrite_tanh(node: Rewriting) -> str | None:
-    """Rewrite the hyperbolic tangent of a softplus, as in Mish."""
+    """Rewrite tanh(softplus(x)), as in Mish."""
     x = _operand_of(node, "Softplus")
     kind = node.context.types.get(x)
     return _add_tanh_of_softplus(node, x, kind) if kind else None
 
 
 def _operand_of(node: Rewriting, operator: str) -> str:
-    """Return the operand of the node before, if that has an operator; else an empty string."""
+    """Return the operand of the preceding node if that is the given operator; otherwise an empty string."""
     producer = node.context.producers.get(node.name(0))
     if producer is None or producer.op_type != operator or not is_standard(producer):
         return ""
@@ -201,13 +202,13 @@ def _operand_of(node: Rewriting, operator: str) -> str:
 
 
 def rewrite_log(node: Rewriting) -> str | None:
-    """Rewrite ln(sigmoid(x)) as -softplus(-x), which is finite where the sigmoid is 0."""
+    """Rewrite ln(sigmoid(x)) as -softplus(-x), which stays finite where the sigmoid is 0."""
     x = _operand_of(node, "Sigmoid")
     return node.add("Neg", node.add("Softplus", node.add("Neg", x))) if x else None
 
 
 def rewrite_mish(node: Rewriting) -> str | None:
-    """Rewrite x · tanh(ln(1 + eˣ)) without the tangent and the logarithm."""
+    """Rewrite x · tanh(ln(1 + eˣ)) so that it needs neither tanh nor ln."""
     [x], kind = node.node.input, node.type_of(0)
     return node.add("Mul", x, _add_tanh_of_softplus(node, x, kind)) if kind else None
 
@@ -215,7 +216,7 @@ def rewrite_mish(node: Rewriting) -> str | None:
 def _add_tanh_of_softplus(node: Rewriting, x: str, kind: int) -> str:
     """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x).
 
-    This loses no digits and does not overflow.
+    This formula neither loses digits nor overflows.
     """
     two = node.constant(np.array(2, _numpy_dtype(kind)))
     s = node.add("Sigmoid", x)
@@ -224,11 +225,11 @@ def _add_tanh_of_softplus(node: Rewriting, x: str, kind: int) -> str:
 
 
 # ---------------------------------------------------------------- einsum
-# Einstein sums of two tensors become matrix products, which have optimized kernels.
+# Einstein sums of two tensors become matmuls, which have optimized kernels.
 
 
 class _Product(NamedTuple):
-    """The labels of an Einstein sum of two tensors, and their roles in a matrix product.
+    """The labels of an Einstein sum of two tensors, by their role in a matmul.
 
     Attributes:
         batch: Labels of both tensors and the result.
@@ -247,7 +248,7 @@ class _Product(NamedTuple):
 
     @classmethod
     def parse(cls, equation: str) -> _Product | None:
-        """Return the roles; None if the sum is not a matrix product, such as one with an ellipsis."""
+        """Return the roles; None if the sum is not a matmul, or has an ellipsis."""
         operands, arrow, result = equation.replace(" ", "").partition("->")
         left, _, right = operands.partition(",")
         texts = (left, right, result or "a")
@@ -263,14 +264,14 @@ class _Product(NamedTuple):
 
 
 def rewrite_einsum(node: Rewriting) -> str | None:
-    """Rewrite an Einstein sum of two static tensors by transposes, reshapes and a matrix product."""
+    """Rewrite an Einstein sum of two static tensors as transposes, reshapes and a matmul."""
     shapes = [node.shape(position) for position in range(len(node.node.input))]
     product = _Product.parse(node.attributes["equation"]) if len(shapes) == 2 else None
     if product is None:
         return None
     sizes: dict[str, int] = {}
     for labels, shape in zip((product.left, product.right), shapes, strict=True):
-        # ONNX broadcasts an axis of length 1
+        # ONNX broadcasts axes of length 1, which these reshapes cannot.
         if shape is None or len(labels) != len(shape):
             return None
         if any(sizes.setdefault(label, n) != n for label, n in zip(labels, shape, strict=True)):
@@ -282,12 +283,12 @@ def rewrite_einsum(node: Rewriting) -> str | None:
         return node.add("Transpose", value, perm=[labels.index(label) for label in order])
 
     def reshape(value: str, *groups: str) -> str:
-        """Reshape a tensor to one axis for each group of labels."""
+        """Reshape a tensor so that each group of labels is one axis."""
         shape = [math.prod(sizes[label] for label in group) for group in groups]
         return node.add("Reshape", value, node.constant(np.array(shape, np.int64)))
 
     def arrange(value: str, labels: str, *groups: str) -> str:
-        """Transpose and reshape a tensor to batch axes and one axis for each of two groups of labels."""
+        """Transpose and reshape a tensor to its batch axes and one axis for each of two groups of labels."""
         value = transpose(value, labels, product.batch + "".join(groups))
         is_arranged = all(len(group) == 1 for group in groups)
         return value if is_arranged else reshape(value, *product.batch, *groups)
@@ -303,7 +304,7 @@ def rewrite_einsum(node: Rewriting) -> str | None:
 
 
 # ---------------------------------------------------------------- qoperators
-# Operators of ONNX Runtime's QOperator format become those of ONNX between DequantizeLinear and QuantizeLinear.
+# Operators of ONNX Runtime's QOperator format become float operators between DequantizeLinear and QuantizeLinear.
 
 
 # From this opset on, Softmax normalizes along one axis.
@@ -311,7 +312,7 @@ _SOFTMAX_OPSET: Final = 13
 
 
 def _list_parameters(node: Rewriting, scale: int) -> list[str]:
-    """Return the names of all scales and zero points, those of the result at `scale`."""
+    """Return the names of all scales and zero points; the result's scale is the operand at `scale`."""
     starts = range(2, len(node.node.input), 3) if scale == 0 else range(0, scale, 3)
     parameters = [start + n for start in starts for n in (1, 2)]
     return [node.name(position) for position in (scale, scale + 1, *parameters)]
@@ -322,7 +323,7 @@ def _is_vector(node: Rewriting, position: int) -> bool:
 
 
 def _parameter(node: Rewriting, position: int) -> str:
-    """Return a scale or a zero point; one of a single element is a scalar."""
+    """Return a scale or a zero point, as a scalar if it has a single element."""
     name = node.name(position)
     if node.shape(position) == () or _is_vector(node, position):
         return name
@@ -330,16 +331,16 @@ def _parameter(node: Rewriting, position: int) -> str:
 
 
 def _real(node: Rewriting, position: int, axis: int = 1) -> str:
-    """Return the real values of an operand, which is followed by its scale and zero point.
+    """Return an operand dequantized; its scale and zero point are the next two operands.
 
-    With several scales, `axis` is that of the channels.
+    If there are several scales, `axis` is the axis of channels.
     """
     parameters = (_parameter(node, position + 1), _parameter(node, position + 2))
     return node.add("DequantizeLinear", node.name(position), *parameters, axis=axis)
 
 
 def _bias(node: Rewriting, position: int, factor: float = 1.0) -> list[str]:
-    """Return the bias, if there is one; its scale is the product of those of data and weights."""
+    """Return the dequantized bias, if any; its scale is the data's scale times the weights' scale."""
     if not node.name(position):
         return []
     scale = node.add("Mul", _parameter(node, 1), _parameter(node, 4))
@@ -396,7 +397,7 @@ def rewrite_quantized_concat(node: Rewriting) -> str:
 
 
 def rewrite_quantized(node: Rewriting, scale: int, rewrite: Rewrite) -> str | None:
-    """Rewrite a QOperator, given the position of its result's scale, and the rewrite of real values."""
+    """Rewrite a QOperator by `rewrite`, then quantize the result with the scale in operand `scale`."""
     names = _list_parameters(node, scale)
     if "" in names or any(name not in node.context.known.shapes for name in names):
         return None
@@ -409,7 +410,7 @@ def rewrite_quantized(node: Rewriting, scale: int, rewrite: Rewrite) -> str | No
 # ---------------------------------------------------------------- fused operators
 
 
-# α·f(β·x), which ONNX's first versions had as operators.
+# ONNX's first versions had operators for α·f(β·x).
 _SCALED_ACTIVATIONS: Final = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}
 
 
@@ -425,14 +426,14 @@ def _activate(node: Rewriting, value: str, parameters: Mapping[str, Any]) -> str
 
 
 def _scale_product(node: Rewriting, integers: str, scales: tuple[str, str], bias: str) -> str:
-    """Apply the scales and the bias of an int8 product."""
+    """Apply the scales and the bias to an int8 matmul's result."""
     real = node.add("Cast", integers, to=TensorProto.FLOAT)
     product = node.add("Mul", real, node.add("Mul", *scales))
     return node.add("Add", product, bias) if bias else product
 
 
 def rewrite_dynamic_matmul(node: Rewriting) -> str:
-    """Rewrite a product of int8 weights with data that are quantized for it."""
+    """Rewrite a matmul of int8 weights with data that are quantized at run time."""
     data, weights, scale = (node.name(position) for position in range(3))
     integers, data_scale, zero = node.add_all("DynamicQuantizeLinear", data, results=3)
     operands = [integers, weights, zero, *filter(None, [node.name(3)])]
@@ -441,7 +442,7 @@ def rewrite_dynamic_matmul(node: Rewriting) -> str:
 
 
 def rewrite_matmul_to_float(node: Rewriting) -> str:
-    """Rewrite an int8 product that is converted to float32."""
+    """Rewrite an int8 matmul whose result is converted to float32."""
     zeros = [node.name(4), node.name(5)]
     while zeros and not zeros[-1]:
         zeros.pop()
@@ -450,7 +451,7 @@ def rewrite_matmul_to_float(node: Rewriting) -> str:
 
 
 def rewrite_matmul(node: Rewriting) -> str | None:
-    """Rewrite a product of matrices that are transposed and scaled."""
+    """Rewrite a matmul with transposed operands and a scale."""
     left, right = (_transposed(node, position, side) for position, side in enumerate("AB"))
     if left is None or right is None:
         return None
@@ -458,24 +459,24 @@ def rewrite_matmul(node: Rewriting) -> str | None:
 
 
 def _transposed(node: Rewriting, position: int, side: str) -> str | None:
-    """Return an operand transposed by the attributes of its side; None while its rank is unknown."""
+    """Return an operand, transposed as the attributes of its side say; None while its rank is unknown."""
     name, shape = node.name(position), node.shape(position)
     moves_batch, swaps = (node.attributes.get(f"{a}{side}", 0) for a in ("transBatch", "trans"))
     if not moves_batch and not swaps:
         return name
     if shape is None:
-        # an equation for any rank, so that later nodes need not wait for this one's rank
+        # This equation needs no rank, so later nodes need not wait until the rank is known.
         return None if moves_batch else node.add("Einsum", name, equation="...ij->...ji")
     rank = len(shape)
     order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
-    # a vector stays as it is
+    # A vector is not transposed.
     if swaps and rank > 1:
         order[-2:] = reversed(order[-2:])
     return node.add("Transpose", name, perm=order)
 
 
 def rewrite_fused_gemm(node: Rewriting) -> str:
-    """Rewrite a matrix product with its activation."""
+    """Rewrite a Gemm with a fused activation."""
     own = node.pick("alpha", "beta", "transA", "transB")
     product = node.add("Gemm", *node.names(3), **own)
     parameters = node.pick(*(f"activation_{name}" for name in ("alpha", "beta", "gamma")))
@@ -484,7 +485,7 @@ def rewrite_fused_gemm(node: Rewriting) -> str:
 
 
 def rewrite_fused_convolution(node: Rewriting) -> str:
-    """Rewrite a convolution with a sum and an activation."""
+    """Rewrite a convolution with a fused addition and activation."""
     kept = node.omit("activation", "activation_params")
     result = node.add("Conv", *node.names(3), **kept)
     if node.name(3):
@@ -510,7 +511,7 @@ def rewrite_rms_norm(node: Rewriting) -> str | None:
 
 
 def rewrite_skip_rms_norm(node: Rewriting) -> str | None:
-    """Rewrite a sum and its norm without mean."""
+    """Rewrite an addition followed by an RMS normalization."""
     if node.result(1) or node.result(2):
         return None
     names = [node.name(0), node.name(1)]
@@ -522,10 +523,11 @@ def rewrite_skip_rms_norm(node: Rewriting) -> str | None:
 def _add_rms_norm(
     node: Rewriting, x: str, scale: int, axis: int = -1, inverse: str = ""
 ) -> str | None:
-    """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None if no type is known yet.
+    """Add x / √(mean(x²) + ε) · scale, in float32 for float16; None if no type is known yet.
 
-    The tensor x has the type of the first operand, the result that of the factors at position `scale`. The mean is over
-    the axes from `axis` (negative) on. A result with the name `inverse` is 1 / √(mean(x²) + ε) as float32.
+    The first operand's type is the type of x, and the type of the factors (position `scale`) that of the result. The
+    mean is over the axes from `axis` (negative) on. If `inverse` is given, a result of this name is
+    1 / √(mean(x²) + ε) as float32.
     """
     types, known = (node.type_of(0), node.type_of(scale)), node.element_type
     if not known:
@@ -549,6 +551,6 @@ def _add_rms_norm(
 
 
 def trains(node: NodeProto, known: KnownValues) -> bool:
-    """Return whether a Dropout may drop elements."""
+    """Return whether a Dropout is in training mode, where it may drop elements."""
     switch = node.input[2] if len(node.input) > 2 else ""
     return bool(switch) and not (switch in known.constants and not known.constants[switch].any())

@@ -1,4 +1,4 @@
-"""Converts attention and norms of the domain com.microsoft, and recurrent layers."""
+"""Converts attention and normalization operators of the domain com.microsoft, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tvmflow.graph.ir_operators import (
     RecurrentOperands,
 )
 
-# The ranks of operands that are heads already, and of queries, keys and values in one tensor.
+# The rank of operands that are already split into heads, and of queries, keys and values packed in one tensor.
 _HEADS_RANK: Final = 4
 _PACKED_RANK: Final = 5
-# The rank of a mask for each row of scores.
+# The rank of a mask with one row for each query.
 _ROWS_RANK: Final = 3
 _MASKED: Final = -10000.0
 
 
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
-    """Check that a node lacks attributes and operands that are not supported."""
+    """Refuse a node that has unsupported attributes or operands."""
     found = [name for name in names if node.attributes.get(name, 0)]
     found += [name for index, name in operands.items() if node.operand(index) is not None]
     if found:
@@ -40,13 +40,13 @@ def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, st
 
 
 def _add(node: NodeToConvert, *terms: Any) -> Any:
-    """Return the sum of the terms that are not None; None without any."""
+    """Return the sum of the terms that are not None; None if all are None."""
     terms = tuple(term for term in terms if term is not None)
     return functools.reduce(lambda x, y: node.emit(relax.op.add(x, y)), terms) if terms else None
 
 
 def _take(node: NodeToConvert, x: Any, index: int, axis: int = 0) -> Any:
-    """Return the part of a tensor at an index of an axis."""
+    """Return a tensor's slice at one index of an axis, without this axis."""
     return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
 
 
@@ -58,7 +58,7 @@ def _fields(node: NodeToConvert, x: Any, count: int) -> list[Any]:
 
 
 def convert_skip_layer_norm(node: NodeToConvert) -> Any:
-    """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
+    """Return the norm of a sum; further results: mean, inverse deviation, and the sum itself."""
     x, skip, scale, shift, bias = (node.operand(index) for index in range(5))
     if shift is None:
         shift = relax.const(np.zeros(list_sizes(scale), ir.dtype_of(scale)))
@@ -74,7 +74,7 @@ def convert_skip_layer_norm(node: NodeToConvert) -> Any:
 
 
 def convert_embed_layer_norm(node: NodeToConvert) -> Any:
-    """Return the norm of the sum of embeddings, the lengths of the mask, and the sum."""
+    """Return the norm of the sum of embeddings; further results: the mask's lengths, and the sum itself."""
     ids, segments, words, positions, kinds, scale, shift, mask, position_ids = (
         node.operand(index) for index in range(9)
     )
@@ -110,10 +110,10 @@ def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
 
 
 def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
-    """Return the addend of a mask for scores (batch, heads, steps, length); None without a mask.
+    """Return the mask as an addend for scores (batch, heads, steps, length); None without a mask.
 
-    The mask selects keys for each sequence or each row of scores, or has the lengths of sequences, and perhaps their
-    starts after these.
+    A mask either selects keys, for each sequence or for each row of scores. Or it lists the length of each sequence,
+    perhaps followed by their starts.
     """
     if mask is None:
         return None
@@ -138,7 +138,7 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
 
 
 def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any:
-    """Return the causal mask, with `past` keys before the first query; None if all keys are visible.
+    """Return the causal mask with `past` keys before the first query; None if every query sees all keys.
 
     As in ONNX Runtime, the last query sees all keys.
     """
@@ -157,11 +157,11 @@ def _attend(
 ) -> Any:
     """Return attention (batch, steps, heads · width).
 
-    Queries, keys and values have the shape (batch, heads, steps, width). The keys begin with those in `past`, if it is
-    not None. The bias is an addend of scores.
+    Queries, keys and values have the shape (batch, heads, steps, width). The keys in `past`, if it is not None,
+    come first. The bias is added to the scores.
 
     Raises:
-        DynamicShapeProblem: Sizes that must be the same can differ.
+        DynamicShapeProblem: when sizes that must be equal may differ.
     """
     batch, heads, steps, width = list_sizes(queries)
     length = list_sizes(keys)[2]
@@ -190,9 +190,9 @@ def _attend(
 
 
 def convert_attention(node: NodeToConvert) -> Any:
-    """Convert Attention, whose queries, keys and values are products of data with weights.
+    """Convert Attention, which computes queries, keys and values from data and weights.
 
-    The second result has all keys and values, also those in `past`.
+    The second result has all keys and values, including the past ones.
     """
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
@@ -221,7 +221,7 @@ def _prepend(node: NodeToConvert, past: Any, new: Any) -> Any:
 
 
 def convert_multi_head_attention(node: NodeToConvert) -> Any:
-    """Convert MultiHeadAttention, whose further results are all keys and values, also past ones."""
+    """Convert MultiHeadAttention; its further results are all keys and values, including past ones."""
     _refuse(node, (), {8: "past_sequence_length", 9: "cache_indirection"})
     queries, keys, values, offsets, mask, bias, past_keys, past_values = map(node.operand, range(8))
     heads = int(node.attributes["num_heads"])
@@ -244,7 +244,7 @@ def convert_multi_head_attention(node: NodeToConvert) -> Any:
 
 
 def convert_rotary_embedding(node: NodeToConvert) -> Any:
-    """Convert RotaryEmbedding, which rotates pairs of values by angles that depend on their position."""
+    """Convert RotaryEmbedding, which rotates pairs of values by angles that depend on their positions."""
     _refuse(node, ("is_packed_batching",), {})
     x, position_ids, cosines, sines = node.inputs
     width, heads = 2 * list_sizes(cosines)[1], node.integer("num_heads", 0)
@@ -293,7 +293,7 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
-    """Convert an LSTM, GRU or RNN; results are all and the last hidden states, and last cell states."""
+    """Convert an LSTM, GRU or RNN; results: all hidden states, the last ones, and the last cell states."""
     attributes = node.attributes
     operands = RecurrentOperands(*(NOTHING if value is None else value for value in node.inputs))
     sizes, expected = sizes_of(operands.x), ir.known_shape(operands.weights)[2]
@@ -313,13 +313,13 @@ def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
         resets_product=node.is_set("linear_before_reset"),
         is_batch_first=node.is_set("layout"),
     )
-    # without the last operand, which rounds
+    # The last operand is left out, because it requests rounding.
     results = node.builder.emit(layer.call(*operands[:-1]))
     return relax.Tuple([node.builder.emit(results[n]) for n in range(len(results.ty.fields))])
 
 
 def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activation, ...], ...]:
-    """Return the activations of each direction; the attributes list those of all directions."""
+    """Return the activations of each direction; the attributes list them for all directions."""
     directions = len(_DIRECTIONS[_text(attributes.get("direction", "forward"))])
     count = len(_ACTIVATIONS[kind])
     names = [_text(name) for name in attributes.get("activations", ())]
@@ -329,7 +329,7 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
     parameters = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
     functions = []
     for name in names:
-        # a function without a parameter leaves it to the next one
+        # Parameters are listed without gaps: a function without one leaves the entry to the next function.
         pairs = zip(parameters, ACTIVATION_DEFAULTS[name], strict=False)
         values = [numbers.pop(0) if numbers else default for numbers, default in pairs]
         functions.append(Activation(name, *map(float, values)))

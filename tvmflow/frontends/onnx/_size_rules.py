@@ -1,7 +1,7 @@
-"""Rules of operators for sizes: results for constants and expressions, conversions of dynamic shapes.
+"""Rules of operators for dynamic shapes: compute sizes, and convert nodes with dynamic results.
 
-A function `evaluate_…` returns the elements of a small value; `follow_…` converts a node whose result has dynamic
-shape, and returns None for a node that it leaves to the importer.
+A function `evaluate_…` returns the elements of a small value. A function `follow_…` converts a node whose result
+has a dynamic shape; it returns None if it leaves the node to the importer.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def pairwise_integers(function: Callable[[Any, Any], Any]) -> SizeRule:
 
 
 def extreme(of_numbers: Callable[..., Any], of_sizes: Callable[..., Any]) -> SizeRule:
-    """Return the rule of Max or Min."""
+    """Return the rule of Max or Min: one function for integers, and one for symbolic sizes."""
     return pairwise_integers(lambda x, y: (of_numbers if are_fixed(x, y) else of_sizes)(x, y))
 
 

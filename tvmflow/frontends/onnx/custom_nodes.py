@@ -1,7 +1,7 @@
-"""Marks the nodes of a recipe's operators before the model is prepared, and converts them.
+"""Marks the nodes of custom operators before the model is prepared, and converts them.
 
-A marked node has a domain and a name of tvmflow's, so that nothing mistakes it for an operator of ONNX or TVM. The
-shapes of its results come from the implementation: ONNX cannot infer them.
+A marked node has a tvmflow domain and name, so that it is not taken for an ONNX or TVM operator of the same name.
+The implementation gives the shapes of its results, because ONNX cannot infer them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tvmflow.frontends.onnx.graph import (
 
 
 class UsedOperator(NamedTuple):
-    """An operator that a model calls, and the version of its domain that the model has."""
+    """A custom operator that a model calls, and the version of the operator's domain in the model."""
 
     operator: Operator
     version: int
@@ -56,14 +56,14 @@ class UsedOperator(NamedTuple):
 def find_operator(
     node: NodeProto, operators: Operators, versions: Mapping[str, int]
 ) -> UsedOperator | None:
-    """Return the operator of a recipe that implements a node; None for others."""
+    """Return the custom operator that implements a node; None if there is none."""
     version = versions.get(standard_domain(node.domain), 1)
     operator = operators.find(node.domain, node.op_type, version)
     return UsedOperator(operator, version) if operator else None
 
 
 class CustomNodes:
-    """The nodes of a model that a recipe's operators implement."""
+    """The nodes of a model that custom operators implement."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -71,7 +71,7 @@ class CustomNodes:
         self._dtypes: dict[str, str] = {}
 
     def mark(self, model: ModelProto) -> None:
-        """Mark the nodes of a model, and of its own functions."""
+        """Mark the custom nodes of a model, including those in its functions."""
         if not self._operators.operators:
             return
         versions = versions_of(model.opset_import)
@@ -91,7 +91,7 @@ class CustomNodes:
                 self._dtypes[value.name] = dtype_of(element)
 
     def infer_shapes(self, model: ModelProto) -> ModelProto:
-        """Add the shapes of results, as soon as those of the inputs are known."""
+        """Add the shapes of results for nodes whose input shapes are known."""
         if not self._uses:
             return model
         shapes = dict(known_values(model).shapes)
@@ -123,7 +123,7 @@ class CustomNodes:
     def convert(
         self, node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder
     ) -> list[Any]:
-        """Return the results of a marked node, each a variable."""
+        """Return the results of a marked node, each as a variable."""
         use = self._uses[node.op_type]
         name, described = node_name(node), describe_node(node, use.operator, use.version)
         results = _call_operator(
@@ -139,13 +139,13 @@ class CustomNodes:
 
 
 NO_OPERATORS: Final = CustomNodes(Operators())
-"""The custom nodes of a recipe without operators."""
+"""For models of recipes without custom operators."""
 
 
 def describe_node(
     node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
 ) -> Node:
-    """Return the description of a node for the implementation and the reference of its operator."""
+    """Return the node as the operator's implementation and reference see it."""
     attributes = attributes_of(node)
     for name, value in attributes.items():
         if isinstance(value, GraphProto):
@@ -175,11 +175,11 @@ def _call_operator(
     outputs: Sequence[str],
     builder: relax.BlockBuilder,
 ) -> list[Any]:
-    """Return the results of an operator for a node (without its inputs), each a variable.
+    """Call an operator's implementation for a node; return its results, each as a variable.
 
     Raises:
-        StageError: when the implementation raises, with file and line.
-        ImportFailed: when it returns too few results, or something else than tensors.
+        StageError: when the implementation raises; the error has file and line.
+        ImportFailed: when it returns too few results, or a result that is not a tensor.
     """
     operands = [None if value is None else builder.emit(value) for value in inputs]
     tensors = tuple(None if operand is None else _tensor_of(operand) for operand in operands)
@@ -204,7 +204,7 @@ def _call_operator(
 
 
 def _tensor_of(expr: Any) -> Tensor:
-    """Return shape and dtype of an emitted tensor, or raise OperatorError for anything else."""
+    """Return the shape and dtype of an emitted tensor; OperatorError for anything else."""
     try:
         return Tensor(tuple(int(n) for n in expr.ty.shape.values), str(expr.ty.dtype.dtype))
     except (AttributeError, TypeError):
@@ -212,7 +212,7 @@ def _tensor_of(expr: Any) -> Tensor:
 
 
 def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
-    """Return the error for an operator that does not fit a node; `text` ends the sentence."""
+    """Return the error for a node that an operator cannot implement; `text` ends the sentence."""
     return ImportFailed(
         f"{operator.where}: the operator {operator} (node {name}) {text}",
         fix=f"correct its implementation; {ADVICE}",
@@ -220,7 +220,7 @@ def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
 
 
 def _set_type(model: ModelProto, typed: onnx.ValueInfoProto) -> None:
-    """Set the type of a value in the main graph, which may be an output."""
+    """Set the type of a value in the main graph; the value may be an output."""
     declared = (*model.graph.output, *model.graph.value_info)
     own = next((value for value in declared if value.name == typed.name), None)
     (own or model.graph.value_info.add()).CopyFrom(typed)
@@ -235,7 +235,7 @@ Array = np.ndarray[Any, Any]
 
 
 def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
-    """Return the operators of the recipe that a model calls."""
+    """Return the custom operators that a model calls."""
     model = read_without_large_tensors(Path(path))
     versions = versions_of(model.opset_import)
     used: dict[UsedOperator, NodeProto] = {}
@@ -248,7 +248,7 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
 
 
 class CustomReferences:
-    """The numpy functions of operators, with a record of the first call of each node."""
+    """The NumPy references of custom operators; records the first call of each node."""
 
     def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
         self.used, self._operators, self._calls = used, operators, calls
@@ -277,12 +277,12 @@ class CustomReferences:
         return results
 
     def make_classes(self) -> list[type]:
-        """Return a class for each operator, by which ONNX's reference evaluator knows it."""
+        """Return a class for each operator, which registers it with ONNX's reference evaluator."""
         return [self._make_class(use) for use in self.used]
 
     def _make_class(self, use: UsedOperator) -> type:
         def load_attributes(node: Any) -> None:
-            # the attributes of a node must not replace the evaluator's
+            # A node's attributes must not overwrite those of the evaluator's class.
             node.has_linked_attribute, node.attributes_names_ = False, set()
 
         def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
@@ -290,13 +290,13 @@ class CustomReferences:
 
         body: dict[str, Any] = {
             "op_domain": use.operator.domain,
-            # otherwise it would be that of a standard operator of the same name
+            # Otherwise the evaluator would use the schema of a standard operator with this name.
             "op_schema": None,
             "_load_attributes": load_attributes,
             "run": run,
             "_run": run,
         }
-        # the import takes a second
+        # This import takes a second.
         from onnx.reference.op_run import OpRun
 
         return type(use.operator.name, (OpRun,), body)
@@ -305,7 +305,7 @@ class CustomReferences:
 def _record(
     path: Path, node: NodeProto, use: UsedOperator, *arguments: Sequence[Array | None]
 ) -> None:
-    """Write a call, given its inputs and outputs, as a model of its node alone, with the arrays beside it."""
+    """Write a call as a model with this one node, and its input and output arrays beside the model."""
     arrays: dict[str, Array] = {}
     sides = []
     for names, values in zip((node.input, node.output), arguments, strict=True):
@@ -331,7 +331,7 @@ class CustomPiece(NamedTuple):
 
 
 class StandardPiece(NamedTuple):
-    """The nodes between two custom operators, with the values that they read and return."""
+    """The nodes between two custom operators, and the values that they read and return."""
 
     model: ModelProto
     nodes: Sequence[NodeProto]
@@ -339,7 +339,7 @@ class StandardPiece(NamedTuple):
     outputs: Sequence[str]
 
     def make_model(self, feed: Mapping[str, Array]) -> bytes:
-        """Return a model of only these nodes, for inputs of the dtypes of some arrays."""
+        """Return a model of only these nodes; its inputs have the dtypes of the given arrays."""
         inputs = [value_info(name, array.dtype, array.shape) for name, array in feed.items()]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
         read = _list_read(self.nodes)
@@ -351,7 +351,7 @@ class StandardPiece(NamedTuple):
 
 
 class SplitModel(NamedTuple):
-    """A model in pieces, in the order of their computation, with weights that are read outside of these."""
+    """A model split into pieces in execution order, and the weights that are read between pieces."""
 
     pieces: Sequence[CustomPiece | StandardPiece]
     constants: Mapping[str, Array]
@@ -359,7 +359,7 @@ class SplitModel(NamedTuple):
 
 
 def split_model(path: str, operators: Operators) -> SplitModel | None:
-    """Return a model in pieces; None for one with custom operators in a branch or a loop."""
+    """Split a model into pieces; None if a custom operator is in a branch or a loop."""
     model = inline_functions(onnx.load(path))
     graph, versions = model.graph, versions_of(model.opset_import)
     inner = (n for node in graph.node for n in itertools.islice(with_inner_nodes([node]), 1, None))

@@ -36,16 +36,16 @@ CUSTOM_DOMAIN: Final = "tvmflow.operators"
 """The domain of the nodes that custom operators implement (see `custom_nodes`)."""
 
 OWN_DOMAIN: Final = "tvmflow"
-"""The domain of operators that ONNX lacks, and that other frontends need."""
+"""The domain of operators that other frontends need and ONNX lacks."""
 
 NUMBER: Final = "tvmflow.number"
-"""The description of a tensor that is no weight, although its values are floats."""
+"""The description of a float tensor that is a constant number, not a weight."""
 _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
-"""The property in which PyTorch's exporter lists the modules around a node, then the operator."""
+"""PyTorch's exporter lists in this property the modules around a node, and then the operator."""
 _QUOTED_WORD: Final = re.compile(r"'([^']*)'")
 FROM_START: Final = "tvmflow.from_start"
-"""The property of a node that refuses negative indices, which count from the end in ONNX."""
+"""The property of a node whose negative indices are invalid; in ONNX they count from the end."""
 
 
 class KnownValues(NamedTuple):
@@ -56,7 +56,7 @@ class KnownValues(NamedTuple):
 
 
 def known_values(model: ModelProto) -> KnownValues:
-    """Return the small constants and the static shapes of a model, in whose branches names are unique."""
+    """Return the small constants and static shapes of a model; names in its branches must be unique."""
     shapes = {}
     for value in typed_values(model):
         tensor = value.type.tensor_type
@@ -71,14 +71,14 @@ def known_values(model: ModelProto) -> KnownValues:
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
-    """Return the element type of each value of a model and its branches, as far as it is known."""
+    """Return the known element types of values in a model and its branches, by name."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     values = {v.name: v.type.tensor_type.elem_type for v in typed_values(model)}
     return types | {name: element_type for name, element_type in values.items() if element_type}
 
 
 def typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield the values of a model and its branches that have an entry for their type."""
+    """Yield the type entries (ValueInfoProto) of values in a model and its branches."""
     for graph in all_graphs(model.graph):
         yield from (*graph.input, *graph.value_info, *graph.output)
 
@@ -94,7 +94,7 @@ def is_if(node: NodeProto) -> bool:
 
 
 def list_branches(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the branches of every If in a graph, without those inside them."""
+    """Yield the branches of every If in a graph, without branches nested in them."""
     for node in graph.node:
         if is_if(node):
             yield from subgraphs(node)
@@ -114,7 +114,7 @@ def branch_nodes(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """Return the graphs in the attributes of a node, without those inside them."""
+    """Return the graphs in a node's attributes, without graphs nested in them."""
     return graphs_in(node.attribute)
 
 
@@ -128,7 +128,7 @@ def graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the nodes of the graph, of its functions and of all subgraphs."""
+    """Yield the nodes of the main graph, of the functions, and of all subgraphs."""
     yield from with_inner_nodes(model.graph.node)
     for function in model.functions:
         yield from with_inner_nodes(function.node)
@@ -152,43 +152,43 @@ def with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def attribute_text(attributes: Mapping[str, Any], name: str, default: str) -> str:
-    """Return an attribute that is text, or its bytes."""
+    """Return a text attribute as str, whether it is str or bytes."""
     value = attributes.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """Return the node's attributes as Python values; strings as str."""
+    """Return the node's attributes as Python values; text is str."""
     values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     texts = {k: v.decode("utf-8", "replace") for k, v in values.items() if isinstance(v, bytes)}
     return values | texts
 
 
 def opset_of(model: ModelProto) -> int:
-    """Return the version of the standard opset that the model uses; the newest for one that uses none."""
+    """Return the model's version of the standard opset; the newest version if it imports none."""
     return int(versions_of(model.opset_import).get("", onnx_opset_version()))
 
 
 def versions_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
-    """Return the version of each domain; of several versions, the newest."""
+    """Return the version of each domain; the newest one if a domain is listed several times."""
     entries = sorted((standard_domain(entry.domain), entry.version) for entry in imports)
     return dict(entries)
 
 
 def is_standard(entry: NodeProto | OperatorSetIdProto | FunctionProto) -> bool:
-    """Return whether an operator, or an opset, is of ONNX's standard domain."""
+    """Return whether an operator, function or opset belongs to ONNX's standard domain."""
     return not standard_domain(entry.domain)
 
 
 def node_name(node: NodeProto) -> str:
-    """Return the name of a node for messages, or that of its output when it has none."""
+    """Return a node's name for messages; the name of its output if the node has none."""
     if node.name:
         return quoted(node.name)
     return f"with output {quoted(node.output[0])}" if node.output else "without a name"
 
 
 def node_labels(model: ModelProto) -> dict[str, str]:
-    """Return a label for each tensor of a model: its node's name or operator, and its PyTorch module."""
+    """Return a label for each tensor: the name or operator of its node, and the PyTorch module."""
     labels: dict[str, str] = {}
     for node in branch_nodes(model):
         label = node.name or f"{node.op_type} ({next(iter(node.output), '')})"
@@ -200,39 +200,39 @@ def node_labels(model: ModelProto) -> dict[str, str]:
 
 
 def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
-    """Set the nodes of a graph, which may be some of its present ones."""
+    """Set the nodes of a graph; some may be nodes that it has now."""
     set_entries(graph.node, [copy.deepcopy(node) for node in nodes])
 
 
 def set_entries(field: Any, entries: Sequence[Any]) -> None:
-    """Set the entries of a repeated field, which may include its present ones."""
+    """Set the entries of a repeated field; some may be entries that it has now."""
     del field[:]
     field.extend(entries)
 
 
 def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
-    """Return the type of a value, given its dtype as NumPy names it."""
+    """Return the type of a value, given its dtype as NumPy knows it."""
     element_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     return helper.make_tensor_value_info(name, element_type, list(shape))
 
 
 def declare(tensor: TensorProto) -> ValueInfoProto:
-    """Return the type of a tensor as that of a value of its name."""
+    """Return the type entry of a tensor, under the tensor's name."""
     return helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
 
 
 def names_read(node: NodeProto) -> set[str]:
-    """Return the names of all values that a node reads, also inner ones of its subgraphs."""
+    """Return the names of all values that a node reads, including names inside its subgraphs."""
     return {*node.input} | captured_names(node)
 
 
 def names_used(graph: GraphProto) -> set[str]:
-    """Return the names of all values that a graph returns, or that its nodes read."""
+    """Return the names of all values that a graph returns or its nodes read."""
     return {value.name for value in graph.output}.union(*map(names_read, graph.node))
 
 
 def captured_names(node: NodeProto) -> set[str]:
-    """Return all names in the subgraphs of a node, which may be those of outer values."""
+    """Return all names read or returned in a node's subgraphs; some may be outer values."""
     names: set[str] = set()
     for graph in subgraphs(node):
         names.update(value.name for value in graph.output)
@@ -243,7 +243,7 @@ def captured_names(node: NodeProto) -> set[str]:
 
 
 def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values where a graph, or a subgraph in it, reads them or returns them."""
+    """Rename values that a graph, or a subgraph in it, reads or returns."""
     for value in (*graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for node in graph.node:
@@ -251,7 +251,7 @@ def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename values where a node, or a graph in it, reads them."""
+    """Rename values that a node, or a graph in it, reads."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for inner in subgraphs(node):
         rename_captured(inner, names)
@@ -263,14 +263,14 @@ def make_single(
     constants: Sequence[TensorProto],
     opsets: Iterable[OperatorSetIdProto],
 ) -> ModelProto:
-    """Return a model of one node, whose outputs have no types."""
+    """Return a model of one node; its outputs have no types."""
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "node", inputs, outputs, constants)
     return helper.make_model(graph, opset_imports=list(opsets))
 
 
 def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]]:
-    """Return a function that computes the outputs of a model by ONNX's reference evaluator."""
+    """Return a function that evaluates a model with ONNX's reference evaluator."""
     from onnx.reference import ReferenceEvaluator
 
     with warnings.catch_warnings():
@@ -288,25 +288,25 @@ def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]
 # ---------------------------------------------------------------- replacement
 
 
-# Reductions take their axes as an input from here on.
+# From this opset on, reductions take their axes as an input.
 _AXES_INPUT_OPSET: Final = 18
 
 
 class Replacement:
-    """The nodes that replace one node; the names of their values begin with that of its first output."""
+    """The nodes that replace one node; their values' names begin with the name of its first output."""
 
     def __init__(self, node: NodeProto, suffix: str = "") -> None:
         self.node, self.attributes = node, attributes_of(node)
-        # of a loop, outputs that nothing reads have no name
+        # The outputs of a loop that no node reads have no name.
         self._prefix = next(filter(None, node.output), "loop") + suffix
         self.nodes: list[NodeProto] = []
 
     def name(self, position: int) -> str:
-        """Return the name of an operand of the node; empty if it is missing."""
+        """Return the name of an operand of the node; empty if the operand is missing."""
         return self.node.input[position] if position < len(self.node.input) else ""
 
     def result(self, position: int = 0) -> str:
-        """Return the name of a result of the node; empty if it is missing."""
+        """Return the name of a result of the node; empty if the result is missing."""
         return self.node.output[position] if position < len(self.node.output) else ""
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
@@ -322,7 +322,7 @@ class Replacement:
         return names
 
     def reduce(self, operator: str, value: str, axes: Sequence[int], opset: int) -> str:
-        """Add a reduction over some axes, which become 1 long."""
+        """Add a reduction that keeps the reduced axes with size 1."""
         if opset < _AXES_INPUT_OPSET:
             return self.add(operator, value, axes=list(axes), keepdims=1)
         return self.add(operator, value, self.constant(np.array(axes, np.int64)), keepdims=1)
@@ -334,19 +334,19 @@ class Replacement:
 
 
 # ---------------------------------------------------------------- large tensors
-# Large weights stay in their file, perhaps the ONNX file itself, and are mapped when they are needed. They are
-# marked like ONNX's external data, with file, offset and length. So passes work on a small model, and
-# protobuf's limit of 2 GiB applies only to the graph.
+# Large weights stay in their file, perhaps the ONNX file itself, and are memory-mapped when needed. They are
+# marked like ONNX's external data, with file, offset and length. So passes work on a small model, and protobuf's
+# limit of 2 GiB applies only to the graph.
 
 
 _MIN_BYTES: Final = 1 << 16
-"""The size from which a tensor stays in its file: passes read smaller ones, such as shapes, axes and scales."""
+"""The size from which tensors stay in their file; passes read smaller ones, such as shapes and scales."""
 
 # Field numbers of onnx.proto3.
 _GRAPH, _INITIALIZER = 7, 5
 _DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
-# Element types whose values have the same bytes in a file and in an array.
+# The element types whose values have the same bytes in a file as in an array.
 _MAPPED_TYPES: Final = frozenset(
     (
         *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16),
@@ -354,12 +354,12 @@ _MAPPED_TYPES: Final = frozenset(
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     )
 )
-# Fields with packed values -> the element type whose bytes they hold.
+# Fields with packed values -> the element type of the values.
 _PACKED_TYPES: Final = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
 
 
 class Place(NamedTuple):
-    """The range of a tensor's bytes in a file."""
+    """The byte range of a tensor in a file."""
 
     file: str
     offset: int
@@ -379,7 +379,7 @@ def read_without_large_tensors(path: Path) -> ModelProto:
         try:
             content = _shorten(data, str(path), 0, len(data), "model")
         except NotAModel:
-            # protobuf explains the problem
+            # The file has no valid structure: protobuf reads it, and explains the problem.
             content = data[:]
     return ModelProto.FromString(content)
 
@@ -388,7 +388,7 @@ _CHILDREN: Final = {"model": (_GRAPH, "graph"), "graph": (_INITIALIZER, "tensor"
 
 
 def _shorten(data: mmap.mmap, file: str, start: int, end: int, kind: str) -> bytes:
-    """Return a message of a kind of `_CHILDREN`, or a tensor, without the data of large weights."""
+    """Return a tensor, or a message of a kind in `_CHILDREN`, without the data of large weights."""
     found = _find_data(list(fields(data, start, end))) if kind == "tensor" else None
     if end - start < _MIN_BYTES or (kind == "tensor" and found is None):
         return data[start:end]
@@ -409,7 +409,7 @@ def _shorten(data: mmap.mmap, file: str, start: int, end: int, kind: str) -> byt
 
 
 def _find_data(content: list[Field]) -> Field | None:
-    """Return the field with all of a tensor's values; None if they must be read with the model."""
+    """Return the field with all values of a tensor; None if the tensor must be read with the model."""
     types = [field.value for field in content if field.number == _DATA_TYPE]
     data = [
         field for field in content if field.number == _RAW_DATA or field.number in _PACKED_TYPES
@@ -433,7 +433,7 @@ def _varint(value: int) -> Iterator[int]:
 
 
 def can_stay(tensor: TensorProto, place: Place) -> bool:
-    """Return whether a tensor with external data is not read with the model, but mapped when needed."""
+    """Return whether the data of an external tensor may stay in its file until it is needed."""
     return tensor.data_type in _MAPPED_TYPES and place.length >= _MIN_BYTES
 
 
@@ -446,7 +446,7 @@ def leave_in_file(tensor: TensorProto, place: Place) -> None:
 
 
 def place_of(tensor: TensorProto) -> Place | None:
-    """Return where the data of a tensor was left; None for one that has its data."""
+    """Return where a tensor's data stayed; None if the tensor contains its data."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -454,7 +454,7 @@ def place_of(tensor: TensorProto) -> Place | None:
 
 
 def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
-    """Return the values of a tensor; those in a file are mapped copy-on-write."""
+    """Return the values of a tensor; if they are in a file, they are mapped copy-on-write."""
     place = place_of(tensor)
     if place is None:
         return np.asarray(numpy_helper.to_array(tensor))
@@ -466,6 +466,6 @@ def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
 
 
 def with_data(tensor: TensorProto) -> TensorProto:
-    """Return a tensor that has its data."""
+    """Return the tensor with its data, reading it from the file if necessary."""
     is_in_file = place_of(tensor) is not None
     return numpy_helper.from_array(array_of(tensor), tensor.name) if is_in_file else tensor

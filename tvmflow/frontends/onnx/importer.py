@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
-# The operand that is the shape of the result.
+# The operand that gives the shape of the result.
 _SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
@@ -77,13 +77,13 @@ def import_prepared(
     *,
     counts_rows: bool = True,
 ) -> LoadedModel:
-    """Import a model that `prepare` returned, whose last outputs are inner tensors.
+    """Import a model from `prepare`; its last `inner_outputs` outputs are inner tensors.
 
-    `labels` has the user's node that computes each tensor. Without `counts_rows`, a data-dependent number of rows is a
-    size that TVM's runtime knows, and not a count.
+    `labels` names the user's node that computes each tensor. With `counts_rows`, a result with data-dependent rows has
+    a row count; without it, only TVM's runtime knows the number of rows.
 
     Raises:
-        ImportFailed: with operator and node.
+        ImportFailed: for a node that cannot be imported; the error names operator and node.
     """
     _refuse_unsupported(model, is_dynamic=bool(dimensions))
     largest = {entry.name: entry.max for entry in dimensions}
@@ -94,7 +94,7 @@ def import_prepared(
         if bounded and not counts_rows:
             raise MixedRows("a cut into parts")
     except MixedRows as error:
-        # TVM's runtime knows the sizes of tensors
+        # This needs no row counts, because TVM's runtime knows the sizes of tensors.
         _log.debug("the sizes of tensors are not counted: %s", error.message)
         importer = _Importer(model, custom, labels, dimensions, counts_rows=False)
         mod = importer.import_model()
@@ -135,24 +135,24 @@ def infer_results(
     symbols: Mapping[str, Any],
     dimensions: Sequence[Dimension],
 ) -> list[Any]:
-    """Return the types of the results of a model of one node, in Relax.
+    """Return the Relax types of the results of a one-node model.
 
-    `known` are operands that follow from the dimensions, whose variables are `symbols`.
+    `known` are operands computed from the dimensions, whose variables are `symbols`.
 
     Raises:
-        Exception: what the conversion of the node raises.
+        Exception: whatever the node's conversion raises.
     """
     importer = _Importer(model, NO_OPERATORS, {}, dimensions, symbols=symbols, known=known)
     try:
         importer.import_model()
     except ImportFailed as error:
         raise error.__cause__ or error from None
-    # the type of the function has no variables that its operands do not define
+    # A function's type cannot contain variables that its operands do not define, so the types are read here.
     return [importer.type_of(value.name) for value in model.graph.output]
 
 
 def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
-    """Raise ImportFailed with all nodes that cannot be imported."""
+    """Raise one ImportFailed that lists all nodes that cannot be imported."""
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
     for node in branch_nodes(model):
@@ -168,7 +168,7 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
     if any(operator_of(node).format == "quantized" for node in branch_nodes(model)):
         fixes = [_QUANTIZED_FIX]
     elif any(attribute.HasField("g") for attribute in first.attribute):
-        # a custom operator cannot be a loop
+        # A custom operator cannot replace a loop.
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
         fixes = [advice, DYNAMIC_FIX if is_dynamic else "", _FIX]
     else:
@@ -178,13 +178,13 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
-    """Return how to make a condition or a number of iterations constant, if it depends on inputs."""
+    """Return how to make a condition or iteration count constant if it depends on inputs."""
     names = " or ".join(f"inputs.{excerpt(n)}.value" for n in list_inputs_of(model, name))
     return f"make it constant with {names}" if names else ""
 
 
 class _NodeNames:
-    """Marks the bindings of a node, so that passes over the imported module keep its name."""
+    """Marks the bindings made from a node, so that passes over the imported module keep its name."""
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self._builder = builder
@@ -198,12 +198,12 @@ class _NodeNames:
             mark_new(result, marks, self._builder.lookup_binding)
 
     def take(self, mod: tvm.IRModule) -> tuple[str, ...]:
-        """Return the name of the node that each binding of `main` came from, and remove the marks."""
+        """Return the node name of each binding of `main`, and remove the marks."""
         return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer with weights as parameters, with the node in each error, and with `OPERATORS`."""
+    """TVM's importer with weights as parameters, `OPERATORS`, and the node in each error."""
 
     _nodes: dict[str, Any]
 
@@ -243,7 +243,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions, known)
 
     def import_model(self) -> tvm.IRModule:
-        """Import the model, every expression with a variable."""
+        """Import the model, with a variable for every expression."""
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             mod = self.from_onnx(self._model.graph, opset_of(self._model))
@@ -255,7 +255,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             name, array = tensor.name, np.asarray(array_of(tensor), order="C")
-            # shapes, axes and masks are small and integer
+            # Shapes, axes and masks are small integer tensors.
             is_shape_like = array.dtype.kind in "iub" and array.size <= _MAX_SHAPE_ELEMENTS
             is_constant = is_shape_like and name not in self._quantized
             if name in self._parameters or is_constant or tensor.doc_string == NUMBER:
@@ -263,14 +263,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 continue
             var = self._new_var(name, array.shape, str(array.dtype))
             self._nodes[name] = var
-            # TVM's importer keeps the values for operators with constant inputs; those in a file stay there
+            # TVM's importer reads the values of constant inputs from here; values in a file are mapped, not copied.
             as_tensor = tvm_ffi.from_dlpack if place_of(tensor) else tvm.runtime.tensor
             self._params[name] = (var, as_tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
-        """Make parameters of inputs; TVM would misread expressions of dimensions: it knows no precedence."""
+        """Make parameters of inputs; TVM would misread expressions of dimensions, as it ignores precedence."""
         for value in graph.input:
             name = value.name
             if name not in self._nodes:
@@ -284,7 +284,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """Convert an operator by a converter of tvmflow's, or as TVM does."""
+        """Convert an operator with tvmflow's converter if there is one, otherwise with TVM's."""
         convert = super()._convert_operator
 
         def convert_by_tvm(operands: Sequence[Any]) -> relax.Expr:
@@ -307,7 +307,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         """Do nothing: `import_prepared` has refused them."""
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-        """Convert one node at a time, so that an error can name it."""
+        """Convert the nodes one by one, so that an error can name its node."""
         if self._sizes:
             for value in graph.input:
                 self._sizes.shape_of(self._nodes[value.name])
@@ -339,7 +339,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
                 raise ImportFailed(text, fix=DYNAMIC_FIX if self._sizes else _FIX) from error
-            # nodes of `prepare` belong to the user's node that reads them
+            # Nodes added by `prepare` get the label of the user's node that computes one of their results.
             label = next((self._labels[n] for n in node.output if n in self._labels), None)
             if label is not None:
                 self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
@@ -347,7 +347,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._sizes.materialize([value.name for value in graph.output])
 
     def _refuse_computed_shape(self, node: NodeProto) -> None:
-        """Raise ImportFailed where the operand with the shape of a node's result is computed."""
+        """Raise ImportFailed if the operand that gives the result's shape is computed at run time."""
         if node.op_type not in _SHAPE_OPERANDS:
             return
         name = node.input[_SHAPE_OPERANDS[node.op_type]]
@@ -371,7 +371,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return explain_failure(error, ", ".join(operands))
 
     def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
-        """Convert a node by the rules of sizes, if they apply; return whether they do."""
+        """Convert a node with its rule for dynamic shapes, if it applies; return whether it did."""
         entry = operator_of(node) if is_standard(node) else Operator()
         if entry.evaluate and sizes.evaluate(node, entry.evaluate):
             return True
@@ -385,7 +385,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return True
 
     def _construct_if(self, node: NodeProto) -> None:
-        """Convert an If, which computes only the branch that is taken."""
+        """Convert an If; at run time, only the selected branch is computed."""
         branches = [attributes_of(node)[name] for name in ("then_branch", "else_branch")]
         inner = [n for branch in branches for graph in all_graphs(branch) for n in graph.node]
         advice = _binding_advice(self._model, node.input[0])
@@ -395,7 +395,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 "selects a number of boxes that is known only when it runs"
             )
             raise ImportFailed(text, fix=advice or _FIX)
-        # expressions without a variable would be computed again in each branch
+        # Expressions that are not bound to a variable would be computed again in each branch.
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
@@ -421,14 +421,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         body = self.bb.emit(results[0] if len(results) == 1 else relax.Tuple(results))
         block = self.bb._end_block()
         self.bb.end_scope()
-        # in place, because it is shared
+        # Changed in place, because TVM's importer shares this dictionary.
         self._nodes.clear()
         self._nodes.update(outer)
         return relax.SeqExpr([block], body)
 
 
 def _checked(result: relax.Expr) -> relax.Expr:
-    """Check that a result has no negative size, which TVM infers for windows larger than the data."""
+    """Check that a result has no negative size; TVM infers one if a window is larger than the data."""
     shape = getattr(result.ty, "shape", None)
     sizes = list(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else []
     if any(isinstance(size, int) and size < 0 for size in sizes):
@@ -466,7 +466,7 @@ def _drop_unused_weights(
     own = {name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs}
     attributes = {"num_input": count, "global_symbol": "main", **own}
     slim = relax.Function(parameters, main.body, main.ret_ty, main.is_pure).with_attrs(attributes)
-    # kernels that the importer wrote stay in the module
+    # Functions of kernels that the importer emitted stay in the module.
     mod.update_func(mod.get_global_var("main"), slim)
     return mod, {var.name: weights[var.name][1] for var in kept}
 
@@ -476,6 +476,6 @@ def _specs(
     kinds: Iterable[Any],
     largest: Mapping[str, int],
 ) -> list[TensorSpec]:
-    """Return ONNX values with the shapes and dtypes of their Relax types."""
+    """Return the specs of ONNX values, with the shapes and dtypes of their Relax types."""
     pairs = zip(values, kinds, strict=True)
     return [tensor_spec(value.name, kind, largest) for value, kind in pairs]
