@@ -172,7 +172,7 @@ def test_memory_grows_with_the_sizes(built: Built) -> None:
     for seq in (2, 16, 96):
         library.call(built.model, built.model.draw({"batch": 1, "seq": seq}))
         used[seq] = sum(memory.bytes.values()) - context
-    assert used[2] < used[16] / 4 < used[96] / 20
+    assert used[2] <= used[16] / 4 < used[96] / 20
     calls = memory.calls
     for seq in (16, 96, 2, 64):
         library.call(built.model, built.model.draw({"batch": 1, "seq": seq}))
