@@ -103,6 +103,7 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
+        self._own_results: list[onnx.ValueInfoProto] = []
         self._names: set[str] = set()
         self._computed: set[str] = set()
         self.prefix = ""
@@ -161,11 +162,21 @@ class Graph:
     def add_own(
         self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
     ) -> Value:
-        """Add a node that is not ONNX's, whose result has the shape of another value."""
+        """Add a node of an operator that ONNX lacks; its result has the shape of `like`.
+
+        Raises:
+            ValueError: when the result has too many elements.
+        """
+        sizes = _static_sizes(like)
+        if None not in sizes:
+            _check_elements(like.shape)
         node = self._node(operator, 1, operands, attributes)
         node.domain = OWN_DOMAIN
         self._append(node, operands)
-        return Value(node.output[0], like.shape, dtype)
+        [name] = node.output
+        # ONNX cannot infer the shape of this result, and infers those of later values from it.
+        self._own_results.append(_value_info(name, dtype, sizes))
+        return Value(name, like.shape, dtype)
 
     def add_custom(
         self,
@@ -175,7 +186,11 @@ class Graph:
         attributes: Mapping[str, Any],
         custom: CustomNodes,
     ) -> list[Value]:
-        """Add a node of a custom operator, given by its domain and name, with `count` results."""
+        """Add a node of a custom operator, given by its domain and name, with `count` results.
+
+        Raises:
+            ValueError: when a result has too many elements.
+        """
         domain, name = operator
         node = self._node(name, count, operands, attributes)
         node.domain, node.name = domain, self.prefix
@@ -378,10 +393,14 @@ class Graph:
             source = value.name
             self._materialize([value])
             self._nodes.append(helper.make_node("Identity", [source], [name]))
-            sizes = [None if is_dynamic(size) else size for size in value.shape]
-            infos.append(_value_info(name, value.dtype, sizes))
+            infos.append(_value_info(name, value.dtype, _static_sizes(value)))
         graph = helper.make_graph(
-            self._nodes, "main", self._inputs, infos, list(self._initializers.values())
+            self._nodes,
+            "main",
+            self._inputs,
+            infos,
+            list(self._initializers.values()),
+            value_info=self._own_results,
         )
         domains = {node.domain for node in self._nodes}
         own = [helper.make_opsetid(n, 1) for n in (CUSTOM_DOMAIN, OWN_DOMAIN) if n in domains]
@@ -452,12 +471,20 @@ def _read_results(model: onnx.ModelProto) -> list[Value]:
         sizes = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
         if not kind.HasField("shape") or min(sizes, default=0) < 0:
             raise ValueError("its shape depends on values that are known only when the model runs")
-        if (elements := math.prod(sizes)) > MAX_ELEMENTS:
-            raise ValueError(
-                f"its result has {elements:,} elements, and the limit is {MAX_ELEMENTS:,}"
-            )
+        _check_elements(sizes)
         results.append(Value(info.name, tuple(sizes), dtype_of(kind.elem_type)))
     return results
+
+
+def _check_elements(sizes: Sequence[IrSize]) -> None:
+    """Raise ValueError for the static shape of a tensor that would not fit into any memory."""
+    if (elements := math.prod(sizes)) > MAX_ELEMENTS:
+        raise ValueError(f"its result has {elements:,} elements, and the limit is {MAX_ELEMENTS:,}")
+
+
+def _static_sizes(value: Value) -> list[int | None]:
+    """Return the sizes of a value, None for each dynamic one."""
+    return [None if is_dynamic(size) else int(size) for size in value.shape]
 
 
 def import_graph(

@@ -185,8 +185,11 @@ def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Value]:
             text = f"its last part may be empty: {stop} may be {start} or less"
             raise DynamicShapeProblem(text)
         piece = op.graph.cut(op[0], {axis: slice(start, stop)})
-        rest = (*shape[:axis], *shape[axis + 1 :])
-        pieces.append(op.graph.reshape(piece, rest) if squeeze else piece)
+        if squeeze:
+            if not op.ranges.is_equal(size := piece.shape[axis], 1):
+                op.refuse(f"squeeze_axis=True needs parts of size 1, and one has the size {size}")
+            piece = op.graph.reshape(piece, (*shape[:axis], *shape[axis + 1 :]))
+        pieces.append(piece)
     return pieces
 
 
@@ -396,7 +399,7 @@ def _one_hot(op: Op) -> Value:
     dtype = op.choice("dtype", "float32", DTYPES)
     on, off = op.number("on_value", 1.0), op.number("off_value", 0.0)
     indices = op.graph.reshape(op.graph.cast(op[0], "int64"), (*op.sizes(), 1))
-    hot = op.add("Equal", indices, op.graph.integers(range(depth)))
+    hot = op.add("Equal", indices, op.graph.constant(np.arange(depth)))
     return op.add("Where", hot, op.scalar(on, dtype), op.scalar(off, dtype))
 
 
@@ -448,7 +451,7 @@ def _arange_like(op: Op) -> Value:
         return op.graph.reshape(op.add("Add", values, op.number("start", 0.0)), shape)
     shape = op.fixed(shape)
     total = math.prod(shape)
-    op.check_constant(total)
+    op.check_constant(max(total, repeat))
     values = _arange_values(
         op.number("start", 0.0), op.number("step", 1.0), -(-total // repeat), repeat, op.dtype()
     )

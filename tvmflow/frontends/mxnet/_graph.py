@@ -138,13 +138,13 @@ class _Conversion(NamedTuple):
         for position in filter(op.reads, range(len(inputs))):
             op.shape(position)
         count = count_outputs(self.symbol, index)
-        return self.graph.add_custom(
-            (DOMAIN, operator.name),
-            count,
-            list(filter(None, inputs)),
-            custom_attributes(node),
-            self.custom,
-        )
+        kind, operands = (DOMAIN, operator.name), list(filter(None, inputs))
+        try:
+            return self.graph.add_custom(
+                kind, count, operands, custom_attributes(node), self.custom
+            )
+        except ValueError as error:
+            op.refuse(str(error))
 
     def _pick(self, values: Mapping[int, Sequence[Value]], index: int, output: int) -> Value:
         if output >= len(values[index]):

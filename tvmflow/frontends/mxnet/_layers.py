@@ -214,6 +214,7 @@ class _Windows(NamedTuple):
 def _average_pool(op: Op, windows: _Windows) -> Value:
     """Divide by the positions within the data and its declared padding; `full` convention adds none."""
     padded = windows.before if op.flag("count_include_pad", True) else (0,) * len(windows.kernel)
+    op.check_constant(math.prod(max(int(count), 1) for count in windows.out))
     counts = windows.counts(padded, op.dtype())
     window_size = math.prod(windows.kernel)
     mean = windows.mean(op)
@@ -501,6 +502,7 @@ def _multibox_prior(op: Op) -> Value:
         steps = 1 / np.array([height, width], "float32")
     anchor_sizes = np.append(sizes, np.repeat(sizes[0], len(ratios) - 1))
     anchor_ratios = np.append(np.repeat(ratios[0], len(sizes)), ratios[1:])
+    op.check_constant(height * width * len(anchor_sizes) * 4)
     half_w = anchor_sizes * height / width * anchor_ratios / 2
     half_h = anchor_sizes / anchor_ratios / 2
     y = ((np.arange(height, dtype="float32") + offsets[0]) * steps[0])[:, None, None]
@@ -660,6 +662,13 @@ def _box_nms(op: Op) -> Value:
     batch = math.prod(shape[:-2])
     first, score_column = op.integer("coord_start", 2), op.integer("score_index", 1)
     class_column, background = op.integer("id_index", -1), op.integer("background_id", -1)
+    for key, index, start, end in (
+        ("coord_start", first, 0, width - 4),
+        ("score_index", score_column, 0, width - 1),
+        ("id_index", class_column, class_column, width - 1),
+    ):
+        if not start <= index <= end:
+            op.refuse(f"{key}={index} does not fit rows of {width} values")
     top = op.integer("topk", -1)
     in_format = op.choice("in_format", "corner", _FORMATS)
     out_format = op.choice("out_format", "corner", _FORMATS)

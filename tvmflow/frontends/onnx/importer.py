@@ -45,7 +45,13 @@ from tvmflow.frontends.onnx.graph import (
     opset_of,
     place_of,
 )
-from tvmflow.frontends.onnx.operators import OPERATORS, Operator, operator_of, unsupported_reason
+from tvmflow.frontends.onnx.operators import (
+    EXTENSION_OPERATORS,
+    OPERATORS,
+    Operator,
+    operator_of,
+    unsupported_reason,
+)
 from tvmflow.frontends.onnx.sizes import Sizes, SizeValue
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, read_counts
 from tvmflow.graph.dynamic_shapes import plain, read_size
@@ -290,7 +296,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         def convert_by_tvm(operands: Sequence[Any]) -> relax.Expr:
             return convert(op_name, onnx_input(operands), attrs, opset)
 
-        own = OPERATORS[op_name].convert if op_name in OPERATORS else None
+        # `import_prepared` has refused extension operators outside OWN_DOMAIN
+        entry = OPERATORS.get(op_name) or EXTENSION_OPERATORS.get(op_name)
+        own = entry.convert if entry else None
         if own is None:
             return _checked(convert_by_tvm(inputs))
         node = NodeToConvert(

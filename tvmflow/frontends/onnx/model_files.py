@@ -32,6 +32,7 @@ from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._inlining import function_id, inline_functions
 from tvmflow.frontends.onnx.graph import (
+    OWN_DOMAIN,
     Place,
     all_nodes,
     can_stay,
@@ -192,6 +193,7 @@ def check_model(model: ModelProto) -> None:
     nodes = list(all_nodes(model))
     _check_size(model, nodes)
     _check_names(model, nodes)
+    _check_domains(nodes)
     _check_versions(model, nodes)
     for owner, own in ((model, model.graph), *((f, f) for f in model.functions)):
         _check_arities(owner.opset_import, with_inner_nodes(own.node))
@@ -249,6 +251,16 @@ def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
         names += [attribute.name for attribute in node.attribute]
     if not all(isinstance(name, str) for name in names):
         raise NotAModel("a name in it is not UTF-8 text")
+
+
+def _check_domains(nodes: Sequence[NodeProto]) -> None:
+    """Refuse nodes in the domains that tvmflow reserves: their converters do not check attributes."""
+    for node in nodes:
+        if node.domain.partition(".")[0] == OWN_DOMAIN:
+            raise ImportFailed(
+                f"{excerpt(node.op_type)} (node {node_name(node)}) has the domain {quoted(node.domain)}, which tvmflow reserves",
+                fix="give the operator another domain where the model is made",
+            )
 
 
 def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:

@@ -350,7 +350,9 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "Where": Operator(evaluate=rules.evaluate_where),
     **{kind: Operator(functools.partial(layers.convert_recurrent, kind=kind)) for kind in GATES},
     BLOCK_QUANTIZED_WEIGHTS: Operator(converters.convert_block_quantized),
-    # of other frontends
+}
+
+EXTENSION_OPERATORS: Final[Mapping[str, Operator]] = {
     "AdaptiveAveragePool": Operator(
         lambda node: relax.op.nn.adaptive_avg_pool2d(
             node.inputs[0], output_size=node.attributes["output_size"]
@@ -364,6 +366,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "Sort": Operator(lambda node: relax.op.sort(*_order(node))),
     "Take": Operator(converters.convert_take),
 }
+"""The operators in OWN_DOMAIN, which the MXNet frontend uses; files cannot have them."""
 
 _NONE: Final = Operator()
 

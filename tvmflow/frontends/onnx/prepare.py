@@ -44,6 +44,7 @@ from tvmflow.frontends.onnx._inlining import (
 )
 from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx.graph import (
+    OWN_DOMAIN,
     KnownValues,
     all_graphs,
     all_nodes,
@@ -573,8 +574,9 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
             for size in spec.sizes or spec.shape:
                 shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
     # shapes that were inferred from other input shapes would contradict the new ones
+    own = {name for node in model.graph.node if node.domain == OWN_DOMAIN for name in node.output}
     for graph in all_graphs(model.graph):
-        del graph.value_info[:]
+        set_entries(graph.value_info, [value for value in graph.value_info if value.name in own])
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
 

@@ -12,9 +12,11 @@ import pytest
 from tests.support.mxnet_runs import Array, compute, specs, write_checkpoint
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends import FRONTENDS, _onnx_graph
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._graph import CONVERTERS
+from tvmflow.frontends.onnx.graph import known_values
+from tvmflow.frontends.onnx.prepare import prepare
 
 frontend = FRONTENDS["mxnet"]
 
@@ -42,7 +44,7 @@ REFUSALS: list[tuple[str, list[Shape], dict[str, str], str]] = [
     ("Convolution", [(2, 3), (4, 3)], {"kernel": "(3,)", "num_filter": "4"}, "its data has 2 dimensions, 3 to 5 are supported"),
     ("Convolution", [IMAGE, IMAGE], {"kernel": "(3,)", "num_filter": "4"}, "kernel (3,) does not fit data of shape (1, 4, 6, 6)"),
     ("Convolution", [IMAGE, IMAGE], {"kernel": "(3, 3)", "num_filter": "4", "layout": "NHWC"}, "layout='NHWC' is not supported: data must be NCHW"),
-    ("Convolution", [IMAGE, (4, 4, 3, 3)], {"kernel": "(3, 3)", "num_filter": "4", "stride": "(2,)"}, "stride has 1 value, but the data has 2 spatial dimensions"),
+    ("Convolution", [IMAGE, (4, 4, 3, 3)], {"kernel": "(3, 3)", "num_filter": "4", "stride": "(2,)", "no_bias": "True"}, "stride has 1 value, but the data has 2 spatial dimensions"),
     ("Convolution", [IMAGE, (4, 4, 3, 3)], {"kernel": "(3, 3)", "num_filter": "4", "no_bias": "maybe"}, "no_bias='maybe' is not true or false"),
     ("Convolution", [IMAGE, (4, 4, 3, 3)], {"num_filter": "4"}, "the attribute kernel is missing"),
     ("Deconvolution", [IMAGE, (4, 2, 3, 3)], {"kernel": "(3, 3)", "num_filter": "2", "target_shape": "(9, 9)"}, "target_shape=(9, 9) is larger than its largest output (8, 8)"),
@@ -68,6 +70,7 @@ REFUSALS: list[tuple[str, list[Shape], dict[str, str], str]] = [
     ("depth_to_space", [(2, 8)], {"block_size": "2"}, "its data has 2 dimensions, 4 are needed"),
     ("SliceChannel", [(2, 5)], {"num_outputs": "2"}, "axis 1 of size 5 cannot be split into num_outputs=2"),
     ("_split_v2", [(2, 5)], {"sections": "2"}, "axis 1 of size 5 cannot be split into sections=2"),
+    ("SliceChannel", [(2, 4)], {"num_outputs": "2", "squeeze_axis": "True"}, "squeeze_axis=True needs parts of size 1, and one has the size 2"),
     ("Pad", [(2, 3)], {"mode": "constant", "pad_width": "(0, 1)"}, "pad_width=(0, 1) does not fit 2 dimensions"),
     ("broadcast_to", [(2, 3)], {"shape": "(2, 3, 4)"}, "shape=(2, 3, 4) does not fit 2 dimensions"),
     ("broadcast_to", [(2, 3)], {"shape": "(4, 3)"}, "data of shape (2, 3) cannot be broadcast to (4, 3)"),
@@ -81,6 +84,9 @@ REFUSALS: list[tuple[str, list[Shape], dict[str, str], str]] = [
     ("pick", [(2, 3), (2,)], {"axis": "None"}, "axis=None is not supported"),
     ("_contrib_MultiBoxDetection", [(1, 1, 5), (1, 20), (1, 5, 4)], {}, "its class scores have 1 classes, at least 2 are needed"),
     ("_contrib_MultiBoxDetection", [(1, 2, 5), (1, 20), (1, 5, 4)], {"variances": "(0.1, 0.2)"}, "variances=(0.1, 0.2) must be four numbers"),
+    ("_contrib_box_nms", [(1, 5, 6)], {"coord_start": "3"}, "coord_start=3 does not fit rows of 6 values"),
+    ("_contrib_box_nms", [(1, 5, 6)], {"score_index": "-1"}, "score_index=-1 does not fit rows of 6 values"),
+    ("_contrib_box_nms", [(1, 5, 6)], {"id_index": "6"}, "id_index=6 does not fit rows of 6 values"),
     ("topk", [(2, 3)], {"ret_typ": "mask"}, "ret_typ='mask' is not supported, only indices, value, both"),
     ("Cast", [(2, 3)], {"dtype": "bfloat16"}, "dtype='bfloat16' is not supported, only float16, float32"),
 ]  # fmt: skip
@@ -95,6 +101,33 @@ def test_what_cannot_be_converted_is_refused(
         load(tmp_path, op, shapes, "float32", attrs)
     assert caught.value.message.startswith(f"{op} 'it' cannot be imported: ")
     assert message in caught.value.message
+
+
+def test_one_hot_makes_its_classes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes are constants: none of them is looked at as a size that may be dynamic."""
+    checked: list[object] = []
+
+    def record(size: object) -> bool:
+        checked.append(size)
+        return False
+
+    monkeypatch.setattr(_onnx_graph, "is_dynamic", record)
+    [output] = load(tmp_path, "one_hot", [(2,)], "int32", {"depth": "50000"}).outputs
+    assert output.shape == (2, 50_000)
+    assert len(checked) < 1000
+
+
+def test_shapes_are_known_after_operators_that_onnx_lacks() -> None:
+    """Checks and rewrites of the ONNX frontend need those of later values."""
+    graph = _onnx_graph.Graph()
+    spec = TensorSpec("data", (2, 3), "float32")
+    data = graph.input(spec)
+    order = graph.add_own("ArgSort", data, "int32", data, axis=1, descending=0)
+    result = graph.add("Neg", order)
+    prepared = prepare(graph.finish([("it", result)]), (spec,))
+    assert known_values(prepared).shapes == dict.fromkeys(
+        ("data", order.name, result.name, "it"), (2, 3)
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.support.mxnet_runs import (
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
+from tvmflow.custom_operators.loading import forget_operators
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.mxnet import MxnetCheckpoint
 from tvmflow.frontends.mxnet._checkpoint import read_params
@@ -272,9 +273,19 @@ def test_a_damaged_symbol_is_rejected(tmp_path: Path) -> None:
         ),
         (node("_arange", "many", [], start="0", stop="4", step="0"), "its step is 0"),
         (node("_eye", "many", [], N="1000000"), "makes a constant of 1,000,000,000,000 elements"),
-        (node("_zeros", "many", [], shape="(1048576, 1048576)"), "more than 2^31 elements"),
+        (
+            node("_zeros", "many", [], shape="(1048576, 1048576)"),
+            "its result has 1,099,511,627,776 elements",
+        ),
         (node("_zeros", "many", [], shape="(" * 500 + ")" * 500), "is not a tuple of integers"),
-        (node("tile", "many", [0], reps="(1048576, 1048576)"), "more than 2^31 elements"),
+        (
+            node("tile", "many", [0], reps="(1048576, 1048576)"),
+            "its result has 13,194,139,533,312 elements",
+        ),
+        (
+            node("_contrib_arange_like", "many", [0], repeat=str(1 << 33)),
+            "makes a constant of 8,589,934,592 elements",
+        ),
     ],
 )
 def test_a_few_numbers_do_not_fill_the_memory(operator: Node, text: str, tmp_path: Path) -> None:
@@ -284,6 +295,69 @@ def test_a_few_numbers_do_not_fill_the_memory(operator: Node, text: str, tmp_pat
         frontend.load(files, DATA if operator["inputs"] else ())
     assert f"{operator['op']} 'many' cannot be imported" in caught.value.message
     assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "text"),
+    [
+        (
+            node("_contrib_AdaptiveAvgPooling2D", "many", [0], output_size="(1048576, 1048576)"),
+            (1, 1, 6, 6),
+            "its result has 1,099,511,627,776 elements, and the limit is 2,147,483,648",
+        ),
+        (
+            node("take", "many", [0, 0]),
+            (2, 1 << 20),
+            "its result has 2,199,023,255,552 elements",
+        ),
+        (
+            node("Pooling", "many", [0], pool_type="avg", kernel="(2, 2)", pad="(65536, 65536)"),
+            (1, 1, 6, 6),
+            "makes a constant of 17,181,179,929 elements",
+        ),
+        (
+            node("Pooling", "many", [0], pool_type="avg", kernel="(9, 2)", pad="(0, 4294967296)"),
+            (1, 1, 6, 6),
+            "makes a constant of 8,589,934,597 elements",
+        ),
+        (
+            node("_contrib_MultiBoxPrior", "many", [0]),
+            (1, 1, 32768, 32768),
+            "makes a constant of 4,294,967,296 elements",
+        ),
+    ],
+)
+def test_large_windows_and_lookups_do_not_fill_the_memory(
+    operator: Node, shape: tuple[int, ...], text: str, tmp_path: Path
+) -> None:
+    """Results and constants are counted before they are made."""
+    files = write_checkpoint(tmp_path, [var("data"), operator], [[1, 0, 0]], {})
+    with pytest.raises(ImportFailed) as caught:
+        frontend.load(files, (TensorSpec("data", shape, "float32"),))
+    assert f"{operator['op']} 'many' cannot be imported" in caught.value.message
+    assert text in caught.value.message
+
+
+def test_a_large_result_of_a_custom_operator_is_refused(tmp_path: Path) -> None:
+    """The message names the node."""
+    path = tmp_path / "enlarge.py"
+    path.write_text(
+        "from tvm import relax\n"
+        "from tvmflow.custom_operators import operator\n"
+        "@operator('enlarge', domain='mxnet')\n"
+        "def enlarge(node, x):\n"
+        "    return relax.op.broadcast_to(x, (65536, 65536, 4, 3))\n"
+    )
+    nodes = [var("data"), node("Custom", "own", [0], op_type="enlarge")]
+    files = write_checkpoint(tmp_path, nodes, [[1, 0, 0]], {})
+    try:
+        with pytest.raises(ImportFailed) as caught:
+            frontend.load({**files, "operator:enlarge.py": path}, DATA)
+    finally:
+        forget_operators()
+    assert caught.value.message == (
+        "Custom 'own' cannot be imported: its result has 51,539,607,552 elements, and the limit is 2,147,483,648"
+    )
 
 
 def test_an_output_that_an_operator_does_not_have_is_refused(tmp_path: Path) -> None:

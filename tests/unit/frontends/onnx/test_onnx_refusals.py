@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx.operators import OPERATORS
+from tvmflow.frontends.onnx.operators import EXTENSION_OPERATORS, OPERATORS
 
 node = helper.make_node
 F = np.float32
@@ -101,6 +102,39 @@ def test_miscomputed_operators_are_rejected(tmp_path: Path, operator: str) -> No
     make, case = CASES[operator]
     with pytest.raises(ImportFailed, match=f"TVM miscomputes {operator} {case} \\(node"):
         load(make(), tmp_path)
+
+
+@pytest.mark.parametrize("operator", EXTENSION_OPERATORS)
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+def test_operators_of_other_frontends_are_unknown_in_files(
+    tmp_path: Path, operator: str, domain: str
+) -> None:
+    """ONNX has no operators of these names, whose operands and attributes nobody has checked."""
+    opsets = [helper.make_opsetid(name, version) for name, version in (("", 17), (domain, 1))]
+    made = model(
+        [node(operator, ["x"], ["y"], domain=domain)],
+        [value("x", [1, 4, 4, 4])],
+        [value("y", None)],
+        opset_imports=opsets if domain else opsets[:1],
+    )
+    name = f"{domain}.{operator}" if domain else operator
+    with pytest.raises(ImportFailed, match=f"TVM has no operator {name} \\(node"):
+        load(made, tmp_path)
+
+
+@pytest.mark.parametrize("domain", ["tvmflow", "tvmflow.operators", "tvmflow.weights"])
+def test_domains_of_tvmflow_are_refused_in_files(tmp_path: Path, domain: str) -> None:
+    """Only the import makes nodes in them."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    made = model(
+        [node("Sort", ["x"], ["y"], domain=domain)],
+        [value("x", [1, 4, 4, 4])],
+        [value("y", None)],
+        opset_imports=opsets,
+    )
+    text = f"Sort (node with output 'y') has the domain '{domain}', which tvmflow reserves"
+    with pytest.raises(ImportFailed, match=re.escape(text)):
+        load(made, tmp_path)
 
 
 def test_every_miscomputed_operator_is_tested() -> None:
