@@ -17,7 +17,7 @@ ANY = "*"
 """The placeholder of the common text in the names of an input and its output."""
 
 _MAX_CONTENT_BYTES: Final = 1 << 16
-"""Of the initial content of a state, which is source code in a C library."""
+"""The maximum size of initial values that are not all 0: a C library has them in its source code."""
 
 _FIX = "correct `state` in the recipe; `tvmflow inspect MODEL` lists inputs and outputs"
 
@@ -93,7 +93,7 @@ def encode_content(name: str, content: bytes) -> str:
     if content.count(0) == len(content):
         return ""
     if len(content) > _MAX_CONTENT_BYTES:
-        text = f"{quoted(name)} begins with {len(content):,} bytes that are not 0, more than {_MAX_CONTENT_BYTES:,}"
+        text = f"{quoted(name)} has {len(content):,} bytes of initial values that are not all 0, and the limit is {_MAX_CONTENT_BYTES:,}"
         raise ValueError(text)
     return base64.b64encode(content).decode()
 

@@ -207,8 +207,8 @@ def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
             "call `model.eval()` before torch.export.export, or write the state by `copy_`",
         ),
         "content": (
-            f"the buffer {reason}, which a library cannot begin with",
-            "let it begin with zeros, which take no space in a library, or return the state as an output",
+            f"the buffer {reason}",
+            "initialize the buffer with zeros, or return the state as an output",
         ),
         "export": (
             f"PyTorch cannot export the archive to ONNX: {reason}",

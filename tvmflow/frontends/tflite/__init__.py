@@ -96,9 +96,8 @@ def _read_file(path: Path) -> Model:
 def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> Iterator[State]:
     """Yield the variables of a model, which begin with the values of the file."""
     specs = {spec.name: spec for spec in inputs}
-    following = [name for name, _ in model.outputs[len(model.outputs) - len(model.variables) :]]
-    for (number, span), output in zip(model.variables.items(), following, strict=True):
-        # one that is bound to a value is none
+    for (number, span), (output, _) in zip(model.variables.items(), model.next_values, strict=True):
+        # a variable that the recipe binds to a constant is not a state
         if spec := specs.get(model.inputs[number]):
             content = bytes(data[slice(*span)]) if span else b""
             if span and len(content) != spec.bytes:
@@ -107,8 +106,8 @@ def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> It
             try:
                 yield State(spec.name, output, initial=encode_content(spec.name, content))
             except ValueError as error:
-                text = f"the variable {error}, which a library cannot begin with"
-                raise ImportFailed(text, fix="let it begin with zeros") from error
+                text = f"the variable {error}"
+                raise ImportFailed(text, fix="initialize the variable with zeros") from error
 
 
 class TfliteFrontend(OneFileFrontend):

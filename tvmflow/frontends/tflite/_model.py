@@ -229,7 +229,6 @@ _FIELDS: Final[Mapping[str, str]] = {
     "UNPACK": "count:i axis:i",
 }
 
-# Operators on variables, which become inputs and outputs of the graph: see `_Variables`.
 _VARIABLE_FIELDS: Final[Mapping[str, str]] = {
     "ASSIGN_VARIABLE": "",
     "CALL_ONCE": "subgraph:i",
@@ -238,7 +237,7 @@ _VARIABLE_FIELDS: Final[Mapping[str, str]] = {
 }
 
 VARIABLE_OPERATORS: Final = frozenset(_VARIABLE_FIELDS)
-"""Operators that a `Model` lacks."""
+"""Operators on variables, which `read_model` replaces by inputs and outputs."""
 
 # The operands of recurrent operators that are variable tensors.
 _STATE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
@@ -365,6 +364,11 @@ class Model(NamedTuple):
     outputs: Sequence[tuple[str, int]]
     variables: Mapping[int, tuple[int, int] | None] = MappingProxyType({})
 
+    @property
+    def next_values(self) -> Sequence[tuple[str, int]]:
+        """The outputs that replace the variables, in their order."""
+        return self.outputs[len(self.outputs) - len(self.variables) :]
+
 
 def is_hybrid(model: Model, operator: Operator) -> bool:
     """Return whether an operator has float32 data and integer weights.
@@ -428,18 +432,18 @@ def read_model(data: Buffer) -> Model:
             *_read_graph(graphs[operator.options["subgraph"]], buffers, codes)
         ):
             variables.operators.append(operator)
-    held = variables.list_held()
-    input_names += [name for name, _ in held.values()]
+    listed = variables.list_variables()
+    input_names += [name for name, _ in listed.values()]
     names = list(_distinct(iter(input_names), budget))
     output_names += [f"{name}{NEXT}" for name in names[len(inputs) :]]
-    following = [variables.current[number] for number in held]
+    following = [variables.current[number] for number in listed]
     numbers = [*(variables.renamed.get(n, n) for n in outputs), *following]
     return Model(
         tensors,
         variables.operators,
-        dict(zip((*inputs, *held), names, strict=True)),
+        dict(zip((*inputs, *listed), names, strict=True)),
         list(zip(_distinct(iter(output_names), budget), numbers, strict=True)),
-        {number: initial for number, (_, initial) in held.items()},
+        {number: initial for number, (_, initial) in listed.items()},
     )
 
 
@@ -523,9 +527,9 @@ class _Variables:
             self._initial[handles[inputs[0]]] = tensors[inputs[1]]
         return True
 
-    def list_held(self) -> dict[int, tuple[str, tuple[int, int] | None]]:
+    def list_variables(self) -> dict[int, tuple[str, tuple[int, int] | None]]:
         """Return name and initial values of each variable that a call reads first, by its tensor."""
-        held: dict[int, tuple[str, tuple[int, int] | None]] = {
+        variables: dict[int, tuple[str, tuple[int, int] | None]] = {
             number: (self._tensors[number].name or f"tensor_{number}", None)
             for number in self.current
         }
@@ -540,8 +544,8 @@ class _Variables:
             if not is_constant:
                 self.current[number] = following
                 name = handle[1] or self._tensors[number].name or f"tensor_{number}"
-                held[number] = name, initial.data if initial else None
-        return held
+                variables[number] = name, initial.data if initial else None
+        return variables
 
 
 def _handle(operator: Operator) -> _Handle:

@@ -132,14 +132,14 @@ def _svdf(operation: Operation) -> None:
         raise operation.refusal(f"of rank {rank} with {filters} filters")
     past = graph.reshape(operation.real(4), [batch, filters, steps])
     now = graph.reshape(graph.add("MatMul", operation.real(), features), [batch, filters, 1])
-    held = graph.add("Concat", graph.cut(past, {2: slice(1, None)}), now, axis=2)
-    weighted = graph.add("Mul", held, times)
+    history = graph.add("Concat", graph.cut(past, {2: slice(1, None)}), now, axis=2)
+    weighted = graph.add("Mul", history, times)
     weighted = graph.reshape(weighted, [batch, filters // rank, rank * steps])
     total = graph.add("ReduceSum", weighted, graph.integers([2]), keepdims=0)
     if operation.has(3):
         total = graph.add("Add", total, operation.real(3))
     operation.write(total)
-    operation.write_states([held])
+    operation.write_states([history])
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {

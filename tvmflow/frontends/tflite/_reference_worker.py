@@ -41,13 +41,16 @@ class _Interpreter(LoadedReference):
         model = read_model(content)
         self._shapes: dict[str, list[int]] = first["shapes"]
         self._current: dict[int, Mapping[str, Sequence[int]]] = {}
-        held = {n: name for n, name in model.inputs.items() if model.tensors[n].is_variable}
-        self._held = {name: number for number, name in held.items()}
-        self._inputs = {name: n for n, name in model.inputs.items() if n not in held}
+        variables = {n: name for n, name in model.inputs.items() if model.tensors[n].is_variable}
+        self._variables = {name: number for number, name in variables.items()}
+        self._inputs = {name: n for n, name in model.inputs.items() if n not in variables}
         names = dict(model.outputs)
-        following = list(names)[len(names) - len(model.variables) :]
-        # such a tensor has no other number after a call
-        names |= {o: n for o, n in zip(following, model.variables, strict=True) if n in held}
+        # a variable tensor has no other number after a call
+        names |= {
+            output: n
+            for (output, _), n in zip(model.next_values, model.variables, strict=True)
+            if n in variables
+        }
         inner = {model.tensors[n].name: n for op in model.operators for n in op.outputs}
         self._results = [*map(names.__getitem__, first["outputs"])]
         self._results += map(inner.__getitem__, first["tensors"])
@@ -60,7 +63,7 @@ class _Interpreter(LoadedReference):
         options["num_threads"] = first["threads"]
         self._interpreter = self._open(model_path=str(path), **options)
         self._exact = self._interpreter
-        if model.variables.keys() - held.keys():
+        if model.variables.keys() - variables.keys():
             content = _with_inputs(content, model)
             self._exact = self._open(model_content=content, **options)
         if weights := list_hybrid_weights(model):
@@ -96,7 +99,8 @@ class _Interpreter(LoadedReference):
         if shapes != self._current[id(interpreter)]:
             self._resize(interpreter, shapes)
         inputs = {entry["index"] for entry in interpreter.get_input_details()}
-        numbers = {name: n for name, n in self._inputs.items() if n in inputs} | self._held
+        numbers = {name: n for name, n in self._inputs.items() if n in inputs}
+        numbers |= self._variables
         for name in arrays.keys() & numbers:
             interpreter.set_tensor(numbers[name], arrays[name])
         invoke: Callable[[], object] = interpreter.invoke
@@ -111,7 +115,11 @@ def _with_inputs(data: bytes, model: Model) -> bytes:
     graph, names = whole.subgraphs[0], [NAMES[_code(entry)] for entry in whole.operatorCodes]
     graph.operators = [o for o in graph.operators if names[o.opcodeIndex] not in VARIABLE_OPERATORS]
     for operator, known in zip(graph.operators, model.operators, strict=True):
-        operator.inputs = list(known.inputs)
+        # a recurrent operator reads the variable tensor that an earlier one changed, by its number in the file
+        operator.inputs = [
+            number if number < len(graph.tensors) else operator.inputs[position]
+            for position, number in enumerate(known.inputs)
+        ]
     for number, tensor in zip(range(len(graph.tensors)), model.tensors, strict=False):
         if number in model.variables:
             graph.tensors[number].shape = graph.tensors[number].shapeSignature = list(tensor.dims)

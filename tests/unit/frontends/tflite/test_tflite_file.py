@@ -394,7 +394,11 @@ def test_variables_are_inputs_and_outputs() -> None:
 @pytest.mark.parametrize(
     ("count", "shape", "message"),
     [
-        (20000, (1, 20000), "begins with 80,000 bytes that are not 0, more than 65,536"),
+        (
+            20000,
+            (1, 20000),
+            "has 80,000 bytes of initial values that are not all 0, and the limit is 65,536",
+        ),
         (4, (1, 5), "the variable 'sum' has 20 bytes, and begins with 16"),
     ],
 )
