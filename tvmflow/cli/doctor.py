@@ -291,7 +291,7 @@ def probe_reference(kind: str, emit: Callable[..., None]) -> str:
 
     frontend = FRONTENDS[kind]
     for tool in frontend.REFERENCE.tools:
-        # what is absent is said in fewer words than by an import that fails
+        # A missing package gives a shorter message than an import that fails.
         packages.find_package(tool)
     return f"{frontend.REFERENCE.name} {frontend.reference_version()}"
 

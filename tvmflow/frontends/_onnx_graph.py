@@ -59,7 +59,7 @@ class Value(NamedTuple):
         dtype: As NumPy names it.
         array: Its elements where they are constant, or expressions of the dimensions: then an array of objects.
         place: The place of the elements in a file, if they stay there.
-        is_number: Whether a converter wrote it, so that it is no weight.
+        is_number: Whether it is a scalar of a converter, which kernels contain as a constant, not a weight.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Graph:
         return Value(name, elements.shape, str(elements.dtype), elements)
 
     def number(self, number: float, dtype: str) -> Value:
-        """Return a constant of one element, which kernels contain."""
+        """Return a scalar that kernels contain as a constant, not as a weight."""
         return self.constant(number, dtype)._replace(is_number=True)
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
@@ -208,7 +208,7 @@ class Graph:
     ) -> onnx.NodeProto:
         names = [self.new_name() for _ in range(count)]
         inputs = [operand.name for operand in operands]
-        # no name, which would have to be unique
+        # Nodes stay unnamed: names would have to be unique.
         node = helper.make_node(operator, inputs, names, doc_string=self.prefix)
         node.attribute.extend(helper.make_attribute(*entry) for entry in attributes.items())
         return node

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
 _WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
 _MAX_NODES: Final = 100_000
+# A higher rank than NumPy's limit means that the bytes are not an array.
 _MAX_RANK: Final = 32
 _MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
@@ -241,7 +242,6 @@ _DTYPES: Final = (
     (_BFLOAT16, 2),
 )
 _MAX_ELEMENTS: Final = 1 << 56
-# A higher rank than NumPy's limit means that the bytes are not an array.
 
 
 class Weight(NamedTuple):
@@ -267,17 +267,17 @@ class _Reader:
             is_empty = path.stat().st_size == 0
             mapped = b"" if is_empty else map_file(stream)
         self._data = memoryview(mapped)
-        self._at = 0
+        self.position = 0
 
     def take(self, size: int, what: str) -> memoryview:
         """Return the next bytes; `what` names them in an error."""
-        if size > len(self._data) - self._at:
+        if size > len(self._data) - self.position:
             raise self.damaged(
-                f"it ends within {what}: {size} bytes are needed at byte {self._at}, "
-                f"{len(self._data) - self._at} are left"
+                f"it ends within {what}: {size} bytes are needed at byte {self.position}, "
+                f"{len(self._data) - self.position} are left"
             )
-        self._at += size
-        return self._data[self._at - size : self._at]
+        self.position += size
+        return self._data[self.position - size : self.position]
 
     def number(self, code: str, what: str) -> int:
         """Return the next number; `code` is its format in `struct`."""
@@ -299,12 +299,8 @@ class _Reader:
             fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
         )
 
-    @property
-    def offset(self) -> int:
-        return self._at
-
     def is_at_end(self) -> bool:
-        return self._at == len(self._data)
+        return self.position == len(self._data)
 
 
 def read_params(path: Path) -> dict[str, Weight]:
@@ -387,7 +383,7 @@ def _read_array(reader: _Reader, what: str) -> _Stored | str:
         return "it was saved without a value"
     reader.take(8, f"the device of {what}")
     dtype, width = _dtype(reader, what)
-    offset = reader.offset
+    offset = reader.position
     data = reader.take(math.prod(shape) * width, f"the data of {what}")
     return "its type is bfloat16" if dtype == _BFLOAT16 else _Stored(dtype, shape, data, offset)
 

@@ -94,7 +94,7 @@ def build(
     names = list(_output_names(symbol))
     custom = CustomNodes(operators)
     results = _Conversion(symbol, operators, graph, custom).convert(live, variables)
-    # ONNX has no output of the name of an input
+    # In ONNX, an output cannot have the name of an input.
     outputs = [graph.new_name(name) for name in names]
     model = graph.finish(list(zip(outputs, results, strict=True)))
     loaded = import_graph(model, len(names) - output_count, free, call, custom)

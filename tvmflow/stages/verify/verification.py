@@ -634,14 +634,14 @@ class _Sequence:
         """Compare steps after a fork, after a save and load, and after a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
-        # other values than those with which the original continues
+        # other values than the original's next step, so that shared states would differ
         other = self._draw(self.steps, 1) or feed
         copies = [("a fork", session.fork(), other, states), ("`load`", loaded, feed, states)]
         if self.length and all(state.axis is not None for state in self._states):
             length = next(iter(before.values())).shape[self._states[0].axis or 0]
             session.truncate(length)
             copies.append(("`truncate`", session, last, before))
-        copies.append(("these", session, feed, states))
+        copies.append(("steps of these sessions", session, feed, states))
         first: tuple[Session, Feed] | None = None
         for name, copy, given, held in copies:
             if copy.length == self._find_limit():
@@ -651,7 +651,7 @@ class _Sequence:
                 return f"after {name}, {failure}"
             first = first or (copy, following)
         if first and not has_same_bits(first[0].states, first[1]):
-            return "a step changes the states of a fork"
+            return "a step of one session changes the states of another"
         return ""
 
     def _check_reset(self) -> str:
@@ -681,8 +681,8 @@ class _Sequence:
                 chosen[self._session.length_dimension.name] = self._session.length
             if self._fits(chosen):
                 specs, operands = self._session.inputs, self._model.operands
-                draws = inputs.draw_inputs(specs, chosen, self._settings, operands)
-                return next(itertools.islice(draws, index, None))
+                feeds = inputs.draw_inputs(specs, chosen, self._settings, operands)
+                return next(itertools.islice(feeds, index, None))
         return None
 
     def _fits(self, sizes: Mapping[str, int]) -> bool:
