@@ -1,7 +1,7 @@
 """Compilation of imported models: lowering, schedules of untuned kernels, code generation.
 
-It owns everything between an imported model and object code, except tuning. Other folders import only the names
-below, and each loads its module when it is first read: planning must not load TVM.
+This package owns everything between an imported model and object code, except tuning. Other folders import only the
+names below. Each name loads its module when it is first read, because planning must not load TVM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kernels that call C functions (`graph.c_calls`): their sources become part of the kernels' code.
+"""Kernels that call C functions (`graph.c_calls`): the C sources become part of the kernels' code.
 
-Code generation compiles the source for the target by clang (from `ziglang`) to LLVM's IR. LLVM then optimizes kernel and
-function as one, so that every form of library can have such kernels.
+Code generation compiles the C source for the target to LLVM IR, with clang from `ziglang`. LLVM then optimizes kernel
+and function together. So every form of library can have such kernels.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _LLVM_TYPES: Final = {
 
 
 def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return a module whose kernels carry LLVM's IR in place of C.
+    """Return a module whose kernels carry LLVM IR in place of C.
 
-    StageError if the compiler rejects the source, it lacks the function, or the target cannot have C.
+    StageError if the compiler rejects the source, the source lacks the function, or the target does not support C.
     """
     kernels = list_c_kernels(mod)
     if not kernels:
@@ -62,8 +62,8 @@ def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
 def _with_llvm(
     kernel: tirx.PrimFunc, source: KernelSource, functions: SourceFunctions
 ) -> tirx.PrimFunc:
-    """Return a kernel that calls its functions in LLVM's IR; StageError if one lacks or does not fit."""
-    # An error in a callback would cross TVM's code, and lose its type.
+    """Return a kernel that calls the functions in the LLVM IR; StageError if one is missing or mismatched."""
+    # Raised after the traversal: an exception that a callback raises through TVM's code loses its type.
     problems: list[StageError] = []
 
     def replace(statement: tirx.AttrStmt) -> tirx.AttrStmt:
@@ -124,9 +124,9 @@ def _compile(source: KernelSource, triple: str) -> SourceFunctions:
 
 
 # ---------------------------------------------------------------- llvm text
-# TVM's code generator copies each function into the kernel that calls it, and two kernels of one object may come from
-# different files. So names get a suffix of the file, and functions that call themselves or whose address is taken are
-# refused: they cannot be copied.
+# TVM's code generator copies each function into the kernel that calls it, and the kernels of one object file may use
+# different C files. So each name gets a suffix for its file. Functions that call themselves or whose address is taken
+# cannot be copied, and are refused.
 
 _DEFINITION: Final = re.compile(
     r"^define (?P<linkage>.*?)@(?P<name>[\w$.]+)\((?P<parameters>.*)\)", re.MULTILINE
@@ -137,18 +137,18 @@ _VARIABLE: Final = re.compile(
 _SYMBOL: Final = re.compile(r"@([\w$.]+)")
 _CALL: Final = re.compile(r"\bcall [^@]*@([\w$.]+)\(")
 _ATTRIBUTES: Final = re.compile(r"^attributes #\d+ = .*$", re.MULTILINE)
-# CPU and features, which are those of the kernel, and what concerns debuggers.
+# Attributes for CPU and features, which the kernel decides, and for debuggers.
 _ATTRIBUTE_WITH_VALUE: Final = re.compile(r' "[\w.-]+"="[^"]*"')
 _MODULE_METADATA: Final = re.compile(r"^!llvm\..*\n", re.MULTILINE)
 
 
 class SourceFunctions(NamedTuple):
-    """The functions of a file of C in LLVM's IR.
+    """The functions of a C file as LLVM IR.
 
     Attributes:
-        text: The IR, whose functions and variables have names of their own.
-        names: The name in C of each function that other files can call -> its name in the IR.
-        parameters: The same -> the LLVM types of its parameters.
+        text: The IR, with a suffix for the file on the names of functions and variables.
+        names: The C name of each function that other files can call -> its name in the IR.
+        parameters: The C name of each such function -> the LLVM types of its parameters.
     """
 
     text: str
@@ -157,11 +157,11 @@ class SourceFunctions(NamedTuple):
 
 
 class UnsupportedFunction(ValueError):
-    """A function of C that cannot become part of a kernel; the message says why."""
+    """A C function cannot become part of a kernel; the message says why."""
 
 
 def read_functions(text: str, suffix: str) -> SourceFunctions:
-    """Return the functions in unoptimized LLVM IR of a file of C, with a suffix of the file for all names.
+    """Return the functions in a C file's unoptimized LLVM IR, with a suffix appended to all names.
 
     UnsupportedFunction if a function calls itself, or its address is taken.
     """
@@ -186,7 +186,7 @@ def read_functions(text: str, suffix: str) -> SourceFunctions:
 
 
 def _make_internal(match: re.Match[str]) -> str:
-    """Return the beginning of a variable's definition, which no other object sees."""
+    """Return the beginning of a variable's definition with internal linkage."""
     words = match["linkage"].split()
     if "external" in words or "private" in words or "internal" in words:
         return match[0]
@@ -206,7 +206,7 @@ def _list_types(parameters: str) -> Iterator[str]:
 
 
 def _check_calls(text: str, functions: Mapping[str, re.Match[str]]) -> None:
-    """Raise UnsupportedFunction unless functions are only called, and none by itself."""
+    """Raise UnsupportedFunction if a function calls itself or its address is taken."""
     callees: dict[str, set[str]] = {name: set() for name in functions}
     caller = ""
     for line in text.splitlines():

@@ -1,7 +1,7 @@
 """Code generation: TVM's pipeline, with further passes for CPUs, compiles kernels and lowered models.
 
-TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, even the accumulators of a tile, once a tile.
-Small buffers stay on the stack here, where LLVM keeps them in registers.
+TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, even a tile's accumulators for each tile.
+Here small buffers stay on the stack, and LLVM promotes them to registers.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from tvmflow.graph.ir import (
     with_fields,
 )
 
-# The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
+# LowerTVMBuiltin leaves buffers with this annotation to the code generator (src/tirx/transform).
 STAYS_ON_STACK: Final = "disable_lower_builtin"
 
 
 # ---------------------------------------------------------------- stack lets
-# Variables of expressions become buffers on the stack. TVM's code generator simplifies the value of every let with the
-# values of all variables in it substituted (apache-tvm 0.27): time doubles with each let that another one reads twice,
-# and `log` of `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
+# Variables of let expressions become buffers on the stack. TVM's code generator simplifies the value of every let with
+# the values of all its variables substituted (apache-tvm 0.27). So the time doubles with each let that another let
+# reads twice: `log` of `log` took 11 s to compile. It does not look into buffers, and LLVM promotes them to registers.
 
 
 @node_pass(tirx.BufferStore, lambda function: bool(find_nodes(function.body, tirx.Let)))
@@ -70,12 +70,12 @@ def keep_lets_on_stack(store: tirx.BufferStore) -> tirx.Stmt:
 
 
 class _Lets:
-    """Collects the stores of lets, each after those of the variables that its value reads."""
+    """Collects the stores of lets; each comes after the stores of the variables that its value reads."""
 
     def __init__(self, value: Any) -> None:
         self.stores: list[tirx.Stmt] = []
         self._loads: dict[Any, Any] = {}
-        # their values may not be computed where the condition is false
+        # lets in conditional expressions: their values must not be computed where the condition is false
         self._conditional = {
             let.var
             for call in find_nodes(value, tvm.ir.Call)
@@ -104,7 +104,7 @@ class _Lets:
 
 @node_pass(tirx.Bind, lambda function: any(map(is_size, function.params)))
 def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
-    """Store products and quotients of dynamic sizes in buffers, for the same reason."""
+    """Store products and quotients of dynamic sizes in buffers, so that TVM does not expand them."""
     stores: list[Any] = []
 
     def store(value: Any) -> Any:
@@ -131,24 +131,24 @@ def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
 
 
 # ---------------------------------------------------------------- float16 conversions
-# Conversions of float16 by integer operations, for CPUs without instructions for them. LLVM calls a function for each
-# element there, and does not end for some vectors of WebAssembly (LLVM 22).
+# Conversions of float16 by integer operations, for CPUs without instructions for them. Otherwise LLVM calls a function
+# for each element, and does not terminate for some vectors of WebAssembly (LLVM 22).
 
 _FLOAT16: Final = "float16"
 _FLOAT32: Final = "float32"
 _BITS: Final = "int32"
 
-# float16 has a sign, 5 bits of exponent and 10 of mantissa; float32 8 and 23.
+# float16 has a sign bit, 5 exponent bits and 10 mantissa bits; float32 has 8 exponent bits and 23 mantissa bits.
 _SIGN: Final = 0x8000
 _MAGNITUDE: Final = 0x7FFF
 _SMALLEST_NORMAL: Final = 0x0400
 _INFINITY: Final = 0x7C00
 _NAN: Final = 0x7E00
 _SHIFT: Final = 23 - 10
-# The difference of the exponents of a number, and of infinity.
+# The difference of the exponents in float32 and float16: of a finite value, and of infinity.
 _REBIAS: Final = (127 - 15) << 23
 _REBIAS_INFINITY: Final = (255 - 31) << 23
-# The step of values below the smallest normal one, and the float32 value whose last bit has this value.
+# The step between subnormal float16 values, and the float32 value whose last mantissa bit has this value.
 _STEP: Final = 2.0**-24
 _WITH_STEP: Final = 0.5
 _WITH_STEP_BITS: Final = 0x3F000000
@@ -167,7 +167,7 @@ def expand_float16_conversions(cast: tirx.Cast) -> Any:
     """Convert float16 by integer operations where a CPU has no instruction for it."""
     source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
     if source == target or "float64" in (source, target):
-        # rounding twice could give another number
+        # left alone: rounding twice, by way of float32, could give another value
         return cast
     if source == _FLOAT16:
         wide = to_float32(cast.value)
@@ -178,7 +178,7 @@ def expand_float16_conversions(cast: tirx.Cast) -> Any:
 
 
 def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
-    """Return `body` of a value that it uses more than once."""
+    """Bind a value to a variable for `body`, which uses it more than once."""
     var = tirx.Var("h", dtype)
     return tirx.Let(var, value, body(var))
 
@@ -189,7 +189,7 @@ def to_float32(value: Any) -> Any:
     def magnitude(bits: Any) -> Any:
         bias = tirx.Select(bits < _INFINITY, tirx.const(_REBIAS, _BITS), _REBIAS_INFINITY)
         normal = tirx.reinterpret(_FLOAT32, (bits << _SHIFT) + bias)
-        # as integers, because some CPUs take such float32 values as 0
+        # computed from integers, because some CPUs flush subnormal operands to 0
         small = tirx.Cast(_FLOAT32, bits) * tirx.const(_STEP, _FLOAT32)
         return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
 
@@ -201,12 +201,12 @@ def to_float32(value: Any) -> Any:
 
 
 def to_float16(value: Any) -> Any:
-    """Return the float16 value that is nearest to a float32 value, of two the even one."""
+    """Return the float16 value nearest to a float32 value, ties to even."""
 
     def magnitude(bits: Any) -> Any:
         half = (1 << _SHIFT - 1) - 1
         rounded = (bits - _REBIAS + half + (bits >> _SHIFT & 1)) >> _SHIFT
-        # the addition rounds to steps
+        # the addition rounds to a multiple of the step
         steps = tirx.reinterpret(_FLOAT32, bits) + tirx.const(_WITH_STEP, _FLOAT32)
         small = tirx.reinterpret(_BITS, steps) - _WITH_STEP_BITS
         finite = tirx.Select(
@@ -223,10 +223,10 @@ def to_float16(value: Any) -> Any:
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
-# Enough for many cores; each costs 20 ms.
+# Groups are compiled in parallel: these suffice for many cores, and each costs 20 ms.
 _MAX_GROUPS: Final = 16
 
-# Some C libraries give threads a stack of 128 KiB, and parallel loops are nested in a kernel's frames.
+# Some C libraries give threads a stack of only 128 KiB, and the frames of nested parallel loops share it.
 _MAX_STACK_BYTES: Final = 4096
 
 
@@ -239,13 +239,13 @@ def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecu
 
 def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     """Compile scheduled kernels."""
-    # the target of a `with` block is that of its thread alone
+    # the current target belongs to a thread, and this function may run in another one
     with target:
         return tvm.tirx.build(mod, target=target, pipeline=pipeline_for(target))
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in at least one group to compile at once, the same groups on every machine."""
+    """Return one or more groups of kernels to compile in parallel; they do not depend on the machine."""
     functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
     count = max(1, min(len(functions), _MAX_GROUPS))
     return [tvm.IRModule(dict(functions[first::count]), attrs=mod.attrs) for first in range(count)]
@@ -276,7 +276,7 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
 
 @node_pass(tirx.AttrStmt)
 def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
-    """Let hints name the variables of their loops: NarrowDataType replaces only these (apache-tvm 0.27)."""
+    """Make hints refer to their loops' new variables: NarrowDataType keeps the old ones (apache-tvm 0.27)."""
     if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
         return hint
     return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
@@ -303,8 +303,8 @@ def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
     """Compare loads of bool with false.
 
-    TVM's code generator takes vectors of bool for bytes: it inverts all bits of each, and cannot combine them with
-    results of comparisons (apache-tvm 0.27).
+    TVM's code generator treats vectors of bool as bytes (apache-tvm 0.27): `not` inverts all 8 bits of each element, and
+    the vectors cannot be combined with results of comparisons.
     """
 
     def compare(load: Any) -> Any:
@@ -322,7 +322,7 @@ def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
 def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Vectorize loops; if TVM fails, loops with lets are left for LLVM to vectorize.
 
-    TVM computes a product of scalar operands twice, and then refuses a let in it as a second binding (apache-tvm 0.27).
+    TVM visits a product of scalar operands twice, and then rejects a let in it as a second binding (apache-tvm 0.27).
     Such operands have a condition on the loop's variable, as in a concatenation.
     """
 
@@ -345,14 +345,14 @@ _PADDING: Final = "pad_temp"
 
 @kernel_pass
 def _start_pools_at_infinity(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let maxima of windows begin with -∞, and their padding be that; TVM's are the lowest finite value."""
+    """Start and pad max pooling with -∞ in place of TVM's lowest finite value."""
     names = {str(block.name_hint) for block in find_nodes(function.body, SBlock)}
     if not any(name.startswith(_MAXIMA) for name in names):
         return function
 
     def replace(limit: tirx.FloatImm) -> tirx.FloatImm:
         dtype = str(limit.ty.dtype)
-        # that of float16 also in float32, in which it is computed
+        # float16 maxima are computed in float32, so their limit is float16's lowest value
         lowest = {float(tirx.min_value(kind).value) for kind in (dtype, "float16")}
         return tirx.FloatImm(dtype, -math.inf) if float(limit.value) in lowest else limit
 
@@ -366,7 +366,7 @@ def _start_pools_at_infinity(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 CPU_PASSES: Final = (
-    # Copies of an expression with a let bind one variable twice, which vectorization refuses.
+    # If an expression with a let was copied, its variable is bound twice, which vectorization rejects.
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
     _start_pools_at_infinity,
@@ -411,12 +411,12 @@ CPU_PASSES: Final = (
     tirx.transform.FP8ComputeLegalize,
     tirx.transform.VerifyMemory,
 )
-"""The passes of TVM's pipeline `s_tir` that a CPU needs, until kernels are functions for a host and a device."""
+"""The passes of TVM's pipeline `s_tir` that a CPU needs, up to the split of host and device functions."""
 
 
 @node_pass(tirx.AllocBuffer)
 def keep_small_buffers_on_stack(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
-    """Leave a buffer to the code generator, which makes it on the stack, if its size is known and small."""
+    """Leave a buffer of known, small size to the code generator, which puts it on the stack."""
     buffer = allocation.buffer.ty
     if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
         return allocation
@@ -433,15 +433,15 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 # ---------------------------------------------------------------- split loops
 # Splits loops at the periods of their indices, because LLVM's loop vectorizer miscompiles them. In `for i in range(16)`
 # with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of `a`: it assumes that the modulo by a power of
-# 2 never wraps. It does so where its vectors are longer than the period, as for `znver4` and `znver5`.
+# 2 never wraps. This happens where its vectors are longer than the period, as for `znver4` and `znver5`.
 
-# Elements of the longest vectors, times the vectors that LLVM interleaves.
+# The elements of the longest vectors, times the vectors that LLVM interleaves: longer periods are safe.
 _MAX_PERIOD: Final = 512
 
 
 @node_pass(tirx.For, lambda function: bool(find_nodes(function.body, tirx.FloorMod, tirx.Mod)))
 def split_loops_where_indices_repeat(loop: tirx.For) -> tirx.For:
-    """Split loops in which an index is taken modulo less than it reaches."""
+    """Split loops in which an index is taken modulo a divisor that is below its range."""
     return _split(loop)
 
 
@@ -457,16 +457,16 @@ def _split(loop: tirx.For) -> tirx.For:
     own = tirx.IntImm(dtype, period) if is_whole else tirx.min(period, extent - outer * period)
     nested = tirx.For(inner, loop.min, own, tirx.ForKind.SERIAL, body)
     count = tvm.sym.Analyzer().simplify((extent + period - 1) // period)
-    # indices may repeat in the outer loop, too
+    # indices may also repeat in the outer loop
     return _split(tirx.For(outer, loop.min, count, loop.kind, nested, annotations=loop.annotations))
 
 
 def _find_period(loop: tirx.For) -> int:
-    """Return the iterations after which an index first repeats; 0 unless vectors may reach beyond."""
+    """Return the iterations after which an index first repeats; 0 if no vector is longer than that."""
     is_known = isinstance(loop.extent, tirx.IntImm)
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
     starts_at_zero = isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
-    # a loop with ramps is in vectors already
+    # a loop with ramps is vectorized already
     if not starts_at_zero or find_nodes(loop.body, tirx.Ramp):
         return 0
     values = {bind.var: bind.value for bind in find_nodes(loop.body, tirx.Bind)}

@@ -33,8 +33,8 @@ class LoweringContext:
         target: TVM's target.
         cpu: The target's CPU; None for a GPU, or a CPU that has no optimized kernels.
         options: The options of the recipe.
-        choices: Measured choices for operators; the rules choose for others.
-        operators: The operators that there are alternatives for, as far as passes have met them.
+        choices: Measured choices for operators; rules choose for all other operators.
+        operators: The operators with alternatives that passes have met so far.
     """
 
     target: tvm.target.Target
@@ -50,13 +50,13 @@ class LoweringContext:
 
     @property
     def dot_dtype(self) -> str | None:
-        """The dtype of data that dot product instructions take with vectors of `lanes`; None without them."""
+        """The data dtype of the CPU's dot product instructions for vectors of `lanes`; None without them."""
         dtype = self.cpu.dot_dtype if self.cpu is not None else None
         return dtype if (dtype, self.lanes) in DOT_INSTRUCTIONS else None
 
     @property
     def integers(self) -> Products:
-        """The int8 products that an instruction adds up."""
+        """How many int8 products an instruction adds to one accumulator: quads or pairs."""
         return INTEGERS if self.cpu is None or self.cpu.has_quads else PAIRS
 
     @property
@@ -66,7 +66,7 @@ class LoweringContext:
 
     @property
     def data_dtypes(self) -> tuple[str, ...]:
-        """The dtypes of data that blocked layouts and packed weights are for."""
+        """The dtypes of data that can use blocked layouts and packed weights."""
         return ("float32", "float16") if self.computes_float16() else ("float32",)
 
     @property
@@ -86,16 +86,16 @@ class LoweringContext:
 
     @property
     def measured_tiles(self) -> tuple[int, ...]:
-        """The tiles of Winograd convolutions that a search may measure; none if results are rounded."""
+        """The Winograd tiles that a search may measure; empty if weights are rounded."""
         return self.winograd_tiles if self.has_full_precision() else ()
 
     def choose(self, text: str, nodes: Marks, ranked: Sequence[tuple[Choice, int]]) -> Choice:
-        """Return how an operator is computed: as was chosen by measuring, or as the rules estimate.
+        """Return how an operator is computed: the measured choice if there is one, else the rules' choice.
 
         Args:
             text: The description of the operator.
             nodes: The bindings that it came from.
-            ranked: The alternatives, each with the size of its weights in bytes, ranked by estimated cost.
+            ranked: The alternatives, ranked by estimated cost, each with the size of its weights in bytes.
         """
         alternatives, weight_bytes = zip(*ranked, strict=True)
         by_rule: Choice = alternatives[0]
@@ -104,7 +104,7 @@ class LoweringContext:
         return choice if choice in alternatives else by_rule
 
     def uses_bfloat16(self) -> bool:
-        """Return whether the recipe asks for products of bfloat16, and the CPU has an instruction for them."""
+        """Return whether the recipe asks for bfloat16, and the CPU has dot product instructions for it."""
         return (
             self.options.precision == "bfloat16"
             and self.cpu is not None
@@ -112,7 +112,7 @@ class LoweringContext:
         )
 
     def computes_float16(self) -> bool:
-        """Return whether convolutions and matrix products are computed in float16."""
+        """Return whether convolutions and matmuls are computed in float16."""
         return self.options.precision == "float16" and self.cpu is not None and self.cpu.has_float16
 
     def is_plain(self, operator: str) -> bool:
@@ -120,11 +120,11 @@ class LoweringContext:
         return operator in self.options.plain
 
     def is_cpu(self) -> bool:
-        """Return whether the target is a CPU, also one that has no optimized kernels."""
+        """Return whether the target is a CPU, with or without optimized kernels."""
         return is_cpu(self.target)
 
     def is_mixed(self) -> bool:
-        """Return whether kernels for the CPU run between those of a device, in one library."""
+        """Return whether a library may mix kernels for the CPU with kernels for a device."""
         return has_host_kernels(self.target.export())
 
     def sorts_on_cpu(self) -> bool:
@@ -132,7 +132,7 @@ class LoweringContext:
         return self.is_cpu() or self.is_mixed()
 
     def has_small_integers(self) -> bool:
-        """Return whether the device has no integers of 64 bits."""
+        """Return whether the device lacks 64-bit integers."""
         return not backend_for(self.target.export()).HAS_INT64
 
     def has_cpu_model(self) -> bool:
@@ -140,11 +140,11 @@ class LoweringContext:
         return self.cpu is not None
 
     def has_dot_products(self) -> bool:
-        """Return whether a CPU multiplies and adds integers of 8 bits in one instruction."""
+        """Return whether the CPU has int8 dot product instructions."""
         return self.dot_dtype is not None
 
     def uses_lookup_tables(self) -> bool:
-        """Return whether unary int8 functions use lookup tables: on 64-bit Arm, which reads them by bytes."""
+        """Return whether unary int8 functions use lookup tables: on 64-bit Arm, which has table lookups."""
         return self.has_dot_products() and self.cpu is not None and self.cpu.multiplicand_lanes > 0
 
     def has_blocked_layout(self) -> bool:
@@ -152,12 +152,12 @@ class LoweringContext:
         return self.has_cpu_model() and self.options.layout == "blocked"
 
     def packs_matmuls(self) -> bool:
-        """Return whether matrix products have kernels with packed matrices."""
+        """Return whether matmuls use kernels with packed weights."""
         is_packed = self.has_cpu_model() and self.options.weights == "packed"
         return is_packed and not self.is_plain("matmul")
 
     def has_channels_last_weights(self) -> bool:
-        """Return whether convolutions on a GPU have weights whose channels are neighbors."""
+        """Return whether convolutions on a GPU use channels-last weights."""
         return not self.is_cpu() and self.options.weights == "packed"
 
     def has_vector_math(self) -> bool:
@@ -169,11 +169,11 @@ class LoweringContext:
         return self.options.precision == "model"
 
     def fuses_attention(self) -> bool:
-        """Return whether attention is one kernel: of float32, for a CPU with a model or for a GPU."""
+        """Return whether attention is one kernel: for a CPU with a model, or for a GPU with float32 data."""
         return self.has_cpu_model() or not (self.is_cpu() or self.has_mixed_data())
 
     def has_mixed_data(self) -> bool:
-        """Return whether data become float16 like the weights, which is so without a CPU model."""
+        """Return whether data become float16 like the weights: with precision `mixed` and no CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"
 
 
@@ -186,11 +186,11 @@ class TargetRewriter(MainRewriter):
 
     @property
     def _cpu(self) -> CpuModel:
-        """The model of the target's CPU, where the pass runs only with one."""
+        """The model of the target's CPU, for passes that run only with one."""
         assert self._context.cpu is not None
         return self._context.cpu
 
     def is_float(self, expr: Any) -> bool:
-        """Return whether an expression is a tensor of floats that has optimized kernels."""
+        """Return whether an expression is a float tensor of a dtype that has optimized kernels."""
         is_tensor = isinstance(expr.ty, relax.TensorType)
         return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes

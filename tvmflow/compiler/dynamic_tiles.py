@@ -1,9 +1,9 @@
-"""Tiles and vectors of loops of dynamic lengths: whole ones have no condition, the last is cut.
+"""Separate whole tiles and vectors of loops of dynamic length from their tails.
 
-A schedule splits a dynamic loop into tiles, with a condition for the end of the last one. TVM computes vectors with a
-condition element by element, and tests each row of every tile. Here whole tiles and the tail are separate loops. A
-smaller tile computes the tail, or one whose rows beyond the end repeat the last row. The elements of a last vector are
-computed one by one, or under a mask.
+A schedule splits a dynamic loop into tiles, with a condition for the end of the tail tile. TVM computes vectors with a
+condition element by element, and tests the condition for each row of every tile. Here whole tiles have no condition,
+and the tail has its own code: a smaller tile, or a tile whose rows beyond the end repeat the last row. The elements of
+a tail vector are computed one by one, or under a mask.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ from tvmflow.graph.ir import (
     with_fields,
 )
 
-# Tiles of up to so many rows have a tail tile for each number of rows; less where inner loops become many statements.
+# Tiles of up to this many rows get a tail tile for each row count. The limit is lower where unrolled inner loops are
+# more than `_MAX_STATEMENTS`.
 _MAX_EXACT_ROWS: Final = 6
 _MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
 _MAX_STATEMENTS: Final = 40
-# Of this many tiles of an image, the last one may compute all its pixels but one.
+# In images of more than this many tiles, one tail tile serves all pixel counts: the wasted pixels are few.
 _MIN_TILES_OF_IMAGE: Final = 24
 
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
-"""The attribute of a loop whose first or last iterations LoopPartition takes apart."""
+"""The attribute of a loop whose first or last iterations LoopPartition separates."""
 
 TAIL_HINT: Final = "tvmflow.computes_tails_apart"
-"""The annotation of a loop over tiles whose remainder tile gets its own code, although its extent is static."""
+"""The annotation of a loop of static extent over tiles, whose tail tile gets its own code."""
 
-# More than any size of a tensor; none is below 1.
+# An upper bound of a tensor's sizes, which are at least 1.
 _MOST: Final = 1 << 31
-# More than any tile has along one axis.
+# An upper bound of the length of a tile along an axis.
 _LOCAL_LENGTH: Final = 1 << 12
-# More than any index is.
+# An upper bound of indices.
 _MAX_INDEX: Final = 1 << 30
 SIZE_TYPES: Final = ("int32", "int64")
 """The types of sizes and indices."""
 
 
 class _Condition(NamedTuple):
-    """A condition `position < end` by which a tile or a vector is cut.
+    """A condition `position < end` that limits the rows of a tile or the lanes of a vector.
 
     Attributes:
-        variables: The variables of the loops within a tile that it depends on, and their lengths.
+        term: The condition.
+        variables: The variables of loops within the tile that the condition depends on -> the loops' lengths.
         is_whole: The condition that the tile is whole.
-        tail: The values or rows that are left from the first one of the tile on.
+        tail: The rows or values from the tile's first one to the end.
     """
 
     term: Any
@@ -71,7 +73,7 @@ class _Condition(NamedTuple):
 
 @kernel_pass
 def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Split loops, dynamic or with a `TAIL_HINT`, into whole tiles and the remainder tile."""
+    """Split loops of dynamic length, or with a `TAIL_HINT`, into whole tiles and the tail tile."""
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops) and not any(TAIL_HINT in loop.annotations for loop in loops):
         return function
@@ -83,14 +85,14 @@ def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(body, (tirx.For, _roll))
     body = _guard_divisors(body)
     made = tvm.IRModule({"kernel": function.with_body(body)})
-    # each copy of a loop or a buffer has a variable of its own
+    # gives each copy of a loop or a buffer its own variable
     return tirx.transform.ConvertSSA()(made)["kernel"]
 
 
 def _roll(loop: tirx.For) -> tirx.For:
-    """Return a loop that is not unrolled around single elements of a last vector.
+    """Return a loop without unrolling if it contains a loop over the single elements of a tail vector.
 
-    LLVM would make vectors of each copy, which takes seconds for a window of pooling.
+    LLVM would vectorize each unrolled copy, which takes seconds for a pooling window.
     """
     is_rolled = loop.kind == tirx.ForKind.UNROLLED and any(
         inner.kind == tirx.ForKind.SERIAL
@@ -103,9 +105,10 @@ def _roll(loop: tirx.For) -> tirx.For:
 
 @kernel_pass
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Set first values of reductions of dynamic lengths before their loops.
+    """Initialize reductions of dynamic length before their loops.
 
-    LowerInitBlock sets them in an iteration: there may be none, and a short row does not reach all lanes.
+    LowerInitBlock initializes them in the first iteration. There may be no iteration, and in a short row the first
+    iteration does not reach all lanes.
     """
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
@@ -141,7 +144,7 @@ def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _start_reduction(
     realize: SBlockRealize, around: Sequence[tirx.For]
 ) -> tuple[tirx.For, Any] | None:
-    """Return the outermost loop of a reduction of dynamic length, and the loops that set its first values."""
+    """Return the outermost loop of a reduction of dynamic length, and the loops that initialize it."""
     used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
@@ -169,7 +172,7 @@ def _start_reduction(
 
 
 def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
-    """Return the block that sets the first values of a reduction, under some conditions."""
+    """Return the block that initializes a reduction where all of `terms` are true."""
     block = realize.block
     pairs = [
         (axis, value)
@@ -190,7 +193,7 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
 
 @kernel_pass
 def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute the dynamic lengths of a kernel's own buffers once, which TVM would simplify in each index."""
+    """Bind dynamic lengths of a kernel's own buffers to variables: TVM would expand them in each index."""
     loops = find_nodes(function.body, tirx.For)
     loop_vars = {loop.loop_var for loop in loops}
     if not _has_dynamic_loops(loops):
@@ -221,9 +224,9 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _with_local_lengths(body: Any) -> Any:
-    """Return a statement whose registers have known lengths.
+    """Return a statement whose local buffers have an upper bound in place of each dynamic length.
 
-    CompactBufferAllocation cuts each to what a tile uses of it, but not where that may be more than all.
+    CompactBufferAllocation shrinks each buffer to what a tile uses, but only if that is provably within the buffer.
     """
     own = {}
     for buffer in _list_buffers(body):
@@ -234,7 +237,10 @@ def _with_local_lengths(body: Any) -> Any:
 
 
 def _bind_divisions(loop: tirx.For) -> tirx.For:
-    """Return a parallel loop, fused of loops of dynamic lengths, that divides its variable by these once."""
+    """Bind the divisions in a parallel loop, fused from loops of dynamic lengths, to variables.
+
+    Each division of the loop's variable by a dynamic length is then computed once.
+    """
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     bound: list[tuple[Any, Any]] = []
@@ -246,7 +252,7 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
         if not is_dynamic or any(var in inner for var in used) or own.isdisjoint(used):
             return division
         if find_nodes(division, tvm.ir.TensorLoad):
-            # a condition may guard it
+            # a condition may guard the load
             return division
         return _name(division, loop.loop_var.name, bound)
 
@@ -256,7 +262,7 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
 
 
 def _name(value: Any, prefix: str, bound: list[tuple[Any, Any]]) -> Any:
-    """Return the variable that an equal value is bound to, or a new one with the prefix."""
+    """Return the variable that is bound to an equal value, or bind a new variable with the prefix."""
     for var, known in bound:
         if _same(known, value):
             return var
@@ -270,10 +276,10 @@ def _bind_all(bound: Sequence[tuple[Any, Any]], body: Any) -> Any:
 
 
 def _guard_divisors(body: Any) -> Any:
-    """Return a statement whose divisions by a dynamic length TVM never takes for one by 0.
+    """Return a statement whose divisors that are dynamic lengths are at least 1.
 
-    TVM does in unreachable code for empty rows, and fails (apache-tvm 0.27). Divisors that are data stay: they may be
-    negative.
+    In unreachable code for empty rows, TVM would find a division by 0 and fail (apache-tvm 0.27). Divisors that depend
+    on data are unchanged: they may be negative.
     """
     data: set[Any] = set()
 
@@ -301,7 +307,7 @@ def _has_dynamic_loops(loops: Sequence[tirx.For]) -> bool:
 
 
 def _choose_plain(size: Any, moving: set[Any]) -> Any:
-    """Return a plain size that is at least as large as the minimum that CompactBufferAllocation computed."""
+    """Return the simplest operand of the minimum that CompactBufferAllocation computed: an upper bound."""
     if not isinstance(size, tirx.Min):
         return size
     sides = [_choose_plain(side, moving) for side in (size.a, size.b)]
@@ -314,7 +320,7 @@ def _choose_plain(size: Any, moving: set[Any]) -> Any:
 
 
 def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
-    """Return a statement with simple indices of some buffers."""
+    """Return a statement in which the indices of some buffers are simplified."""
     analyzer = tvm.sym.Analyzer()
     loops, binds = find_nodes(body, tirx.For), find_nodes(body, tirx.Bind)
     variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
@@ -329,10 +335,10 @@ def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
 
 
 def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
-    """Return a loop whose divisions are computed only where they are bound to variables.
+    """Return a loop that uses the variables of bound divisions wherever the divisions are repeated.
 
-    CompactBufferAllocation writes them out in indices, and other passes simplify each index with the values of all
-    variables substituted: they grow without end (apache-tvm 0.27).
+    CompactBufferAllocation writes the divisions out in indices, and other passes simplify each index with the values of
+    all variables substituted, so that the indices explode (apache-tvm 0.27).
     """
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
     bound: list[tirx.Bind] = []
@@ -350,7 +356,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
         return next((bind.var for bind in bound if _same(bind.value, division)), division)
 
     rules = ((tirx.FloorDiv, name), (tirx.FloorMod, name))
-    # opaque to TVM, which therefore does not move it; the value is not negative
+    # the intrinsic is opaque to TVM, which therefore does not substitute the value; no value is negative
     hidden = {
         bind.var: tirx.Bind(
             bind.var,
@@ -369,7 +375,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
-    """Return a block whose conditions all have the form `position < end`."""
+    """Return a block whose conditions `a <= b` are rewritten to the form `position < end`."""
     simplify = tvm.sym.Analyzer().simplify
 
     def normalize(term: Any) -> Any:
@@ -390,7 +396,7 @@ class _Splitter:
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
         known = (function.attrs or {}).get(MULTIPLES, {})
-        # each size with a known divisor is a count times that
+        # a size with a known divisor is written as a count times the divisor
         self._multiples = {
             size: tirx.Var(f"{size.name}_count", size.ty.dtype) * int(known[str(size.name)])
             for param in function.params
@@ -408,7 +414,7 @@ class _Splitter:
             return loop
         found = self._find_conditions(loop)
         has_hint = TAIL_HINT in loop.annotations
-        # LoopPartition mixes the types of dynamic lengths and others (apache-tvm 0.27)
+        # LoopPartition mixes integer types of dynamic lengths and other expressions (apache-tvm 0.27)
         annotations = {
             key: value
             for key, value in loop.annotations.items()
@@ -454,7 +460,7 @@ class _Splitter:
         return _choose(loop.body, test, *forms)
 
     def _is_certain(self, condition: _Condition, loop: tirx.For) -> bool:
-        """Return whether all tiles of a loop are whole, because sizes are multiples of the tile."""
+        """Return whether all tiles of a loop are whole, because the size is a multiple of the tile."""
         if not self._multiples or not isinstance(condition.is_whole, tirx.LT):
             return False
         last = {loop.loop_var: loop.extent - 1}
@@ -478,7 +484,7 @@ class _Splitter:
         return bool(analyzer.can_prove(analyzer.simplify(slack) > 0))
 
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
-        """Return the conditions on tiles that this loop decides."""
+        """Return the conditions on tiles that depend on this loop's variable or bindings."""
         own = {loop.loop_var, *(bind.var for bind in find_nodes(loop.body, tirx.Bind))}
         if own.isdisjoint(self._cut_vars):
             return []
@@ -507,13 +513,13 @@ class _Splitter:
             return self._cut_vectors(loop, found)
         if all(tile_loop.kind == tirx.ForKind.UNROLLED for tile_loop in tile_loops):
             end = found[0].term.b
-            # the pixels of an image have one tail tile
+            # the pixels of an image (height times width) have one tail tile
             sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else [0]
             return _cut_rows(loop, found, prod(self._numbers.get(size, 0) for size in sizes))
         return loop.body
 
     def _cut_vectors(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
-        """Return the body of a loop over vectors for the last one: a loop over its values."""
+        """Return the body of a loop over vectors for the tail vector: a loop over its elements."""
         lanes = {var: condition for condition in found for var in condition.variables}
 
         def cut(lane: tirx.For) -> Any:
@@ -534,7 +540,7 @@ class _Splitter:
 
 
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
-    """Return a condition on a tile; None if it depends on other inner loops than those of a tile."""
+    """Return a condition on a tile; None if it depends on an inner loop that is not part of the tile."""
     tile_kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
     tail = term.b - term.a
     lengths: dict[Any, int] = {}
@@ -558,7 +564,7 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
 
 
 def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
-    """Return a serial loop that ends where a condition on its variable does; None for other conditions."""
+    """Return a serial loop shortened to the end of a condition on its variable; None if there is none."""
     tails = _unique(condition.tail for condition in found)
     if (
         loop.kind != tirx.ForKind.SERIAL
@@ -577,7 +583,7 @@ def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
-    """Return how many first iterations of a serial loop are whole tiles; None if that is not known."""
+    """Return after how many iterations of a serial loop whole tiles end; None if that is not known."""
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(condition.is_whole, tirx.LT):
         return None
     analyzer = tvm.sym.Analyzer()
@@ -585,7 +591,7 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     # whole as long as 0 < slack
     slack = condition.is_whole.b - condition.is_whole.a
     step = _find_fall(slack, var)
-    # otherwise tiles do not follow each other
+    # if this fails, tiles overlap or leave gaps
     if step < 1 or prod(condition.variables.values()) != step:
         return None
     at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
@@ -593,13 +599,13 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
 
 
 def _find_fall(value: Any, var: Any) -> int:
-    """Return by how much a value falls when a variable grows by 1; -1 if it grows or depends on others."""
+    """Return the decrease of a value when a variable grows by 1; -1 if it grows or is not constant."""
     step = tvm.sym.Analyzer().simplify(value - replace_variables(value, {var: var + 1}))
     return max(int(step), -1) if isinstance(step, tirx.IntImm) else -1
 
 
 def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
-    """Return a statement that does one of two forms of a body, after the variables that both begin with."""
+    """Return a statement that runs `whole` if the test holds, else `cut`, after the bindings of both."""
     binds = []
     if isinstance(body, tirx.SeqStmt):
         binds = [stmt for stmt in body.seq if isinstance(stmt, tirx.Bind)]
@@ -616,9 +622,9 @@ def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
 
 
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
-    """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough.
+    """Return the body of a loop over tiles for the tail: the smallest of several tiles that suffices.
 
-    `pixels` is the typical number of those of an image that has one tail tile; 0 for rows.
+    `pixels` is the typical pixel count of an image, whose pixels have one tail tile; 0 for rows.
     """
     tail = found[0].tail
     size = max(length for condition in found for length in condition.variables.values())
@@ -628,7 +634,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
         left = tirx.IntImm(tail.ty.dtype, rows)
         return _with_rows(loop.body, {var: (term, left) for var, (term, _) in terms.items()}, rows)
     if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
-        # half a tile at a time: additions to one accumulator wait for each other, so few rows take as long as one
+        # half a tile at a time: additions to an accumulator depend on each other, so a few rows take as long as one
         rows, dtype = -(-size // 2), tail.ty.dtype
         half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
         count = tirx.floordiv(tail + (rows - 1), tirx.IntImm(dtype, rows))
@@ -647,7 +653,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
 
 
 def _count_last_rows(found: Sequence[_Condition], size: int) -> int:
-    """Return the rows of the tail tile of a static extent; 0 if they are not known."""
+    """Return the number of rows of the tail tile of a static extent; 0 if it is not known."""
     end = found[0].term.b
     first = found[0].tail - end
     if not isinstance(end, tirx.IntImm):
@@ -681,7 +687,7 @@ def _list_rows(size: int, statements: int) -> list[int]:
 def _with_rows(
     body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
 ) -> Any:
-    """Return the body of a tile with this many rows from `first` on; rows beyond the end read the last.
+    """Return the body of a tile of this many rows from `first` on; rows beyond the end repeat the last.
 
     `terms` maps the variables of loops over rows to the condition and the number of rows left.
     """
@@ -707,19 +713,19 @@ def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any) -> Any:
         return value if value.ty.dtype == row.ty.dtype else tirx.Cast(row.ty.dtype, value)
 
     def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:
-        # registers have no computed index
+        # registers cannot have a computed index
         is_local = str(buffer.scope()) == "local"
         return [replace_variables(index, {row: own}) if is_local else index for index in indices]
 
     kept = rewrite_indices(_without(loop.body, [term]), keep)
-    # also where a value depends on the row itself, as the count of a mean at the border
+    # clamps the row also where a value depends on it, such as the divisor of average pooling at the border
     position = row if first is None else cast(first) + row
     clamped = replace_variables(kept, {row: tirx.min(position, cast(tail) - 1)})
     return replace_variables(clamped, {own: row})
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
-    """Return whether each block in a loop has one of some conditions on its variable."""
+    """Return whether each innermost block in a loop has one of the conditions on the loop's variable."""
     own = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
     leaves = [
         realize
@@ -733,7 +739,7 @@ def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
 
 
 def _without(body: Any, terms: Sequence[Any]) -> Any:
-    """Return a statement whose blocks do not have some conditions."""
+    """Return a statement without some conditions of its blocks."""
 
     def rewrite(realize: SBlockRealize) -> SBlockRealize:
         kept = [
@@ -761,12 +767,12 @@ def _list_buffers(body: Any) -> list[Any]:
 
 
 def _declare_like(buffer: Any, shape: Any) -> Any:
-    """Return a new buffer like another one, with a shape."""
+    """Return a new buffer like another one, with another shape."""
     return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:
-    """Return a statement with other buffers; what matches a part of one begins at its own position."""
+    """Return a statement with buffers replaced; each match of a buffer's region gets its own offset."""
     own = {
         position: tirx.Var(position.name, position.ty.dtype)
         for block in find_nodes(body, SBlock)

@@ -1,8 +1,7 @@
 """The forms in which a model is compiled.
 
-`build` makes the one for the library's runtime, and the ones that exporters need.
-
-Each form fills a folder with the files that its exporter delivers or links.
+`build` makes the form for the library's runtime, and the forms that exporters need. Each form fills a folder with the
+files that its exporter delivers or links.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
 
-# TVM's C code generator writes vectors as types that C lacks; C compilers vectorize by themselves.
+# TVM's C code generator writes vector types that C lacks. C compilers vectorize by themselves.
 _NO_VECTORS: Final = {"tirx.disable_vectorize": True}
-# TIR operator and dtype -> the function of C's library.
+# TIR operator and dtype -> the function of the C library.
 _C_FUNCTIONS: Final = {("tirx.fabs", "float32"): "fabsf", ("tirx.fabs", "float64"): "fabs"}
 
 
@@ -65,26 +64,26 @@ class FormInputs(NamedTuple):
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
-    """Write objects whose `main` takes the weights after its inputs, and the weights in that order."""
+    """Write object files whose `main` takes the weights after its inputs, and the weights in order."""
     from safetensors.numpy import save_file
 
     model = inputs.model
     copy_objects_of(model.mod, model.compile_without_weights(), model.target, folder)
     pairs = zip(ir.list_weights(model.mod["main"]), model.weights, strict=True)
-    # Lifting may give two weights the same name, and safetensors orders tensors by name.
+    # The index makes names unique, as lifting may repeat them, and keeps the order: safetensors sorts by name.
     arrays = {f"{index:04d}.{var.name}": weight for index, (var, weight) in enumerate(pairs)}
     save_file(arrays, folder / WEIGHTS_FILE)
 
 
 def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
-    """Write objects that register themselves under the prefix when their program starts."""
+    """Write object files that register their functions under the prefix when the program starts."""
     mod = inputs.model.mod.with_attr("system_lib_prefix", inputs.prefix)
     compiled = inputs.model._replace(mod=mod).compile()
     copy_objects_of(mod, compiled, inputs.model.target, folder, inputs.prefix)
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
-    """Write C files of the same kernels, without threads; StageError if TVM has no C for one of them."""
+    """Write the kernels as C files, without threads; StageError if TVM cannot generate valid C."""
     target = tvm.target.Target({"kind": "c"})
     with tvm.transform.PassContext(config=_NO_VECTORS):
         try:
@@ -96,11 +95,11 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     from tvm_ffi import libinfo
 
     includes = [Path(tvm.__file__).parent / "include", Path(libinfo.find_include_path())]
-    # TVM writes some calls of functions in its runtime as text that is not valid C.
+    # For some calls of functions of its runtime, TVM generates invalid C.
     for source in sorted(folder.glob("lib*.c")):
         c_error = find_c_error(source, includes)
         if c_error:
-            # the function in which the compiler reports the error
+            # find the function that contains the line of the error
             line = c_error.partition(":")[0]
             before = source.read_text().splitlines()[: int(line) if line.isdigit() else 0]
             names = re.findall(r"int32_t __tvm_ffi_(\w+)\(", "\n".join(before))
@@ -109,7 +108,7 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
 
 
 def _to_c_call(call: Any) -> Any:
-    """Return an operation as a call of C's library where TVM's C code generator lacks it."""
+    """Return a call of the C library in place of an operation that TVM's C code generator lacks."""
     function = _C_FUNCTIONS.get((ir.operator_name(call), str(getattr(call.ty, "dtype", ""))))
     return tirx.call_pure_extern(call.ty.dtype, function, *call.args) if function else call
 
@@ -122,14 +121,14 @@ def _unsupported_in_c(reason: str) -> StageError:
 
 
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
-    # objects with plain C functions and constants, and the C code that calls the functions
+    # object files with plain C functions and constants, and the C code that calls the functions
     C_LIBRARY: lambda inputs, folder: c_program.compile_program(
         inputs.model, inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
     ),
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
-    # objects that TVM's virtual machine runs
+    # object files that TVM's virtual machine runs
     VM: lambda inputs, folder: write_object_files(inputs.model, folder),
     # steps, WGSL and weights, which a package for browsers runs
     WEBGPU: lambda inputs, folder: web_program.compile_web_program(inputs.model, folder),
@@ -147,26 +146,26 @@ def compile_form(
 ) -> None:
     """Write the files of a form (see `targets.form_names`) of a model to an empty folder.
 
-    `prefix` is that of symbols in a system library, `content_prefix` one of symbols that no other content has. With
-    `is_isa_level`, the library has code for other CPUs, too.
+    `prefix` starts the symbols of a system library. `content_prefix` starts the symbols of a C library, and is unique to
+    its content. With `is_isa_level`, the library also has code for other ISA levels.
     """
     FORMS[form](FormInputs(model, prefix, content_prefix, is_isa_level), folder)
 
 
 # ---------------------------------------------------------------- object files
-# TVM serializes the constants of a model to a string, copies them into an LLVM module and assembles it: several copies
-# of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a small marker for each weight,
-# and the weights are inserted while the object file is written. The file has the bytes that TVM would have written.
+# TVM serializes the constants of a model to a string, copies them into an LLVM module and assembles it. That takes
+# several copies of all weights in memory, and tens of seconds for a gigabyte. Here the executable has a small marker in
+# place of each weight, and the weights are inserted while the object file is written. The file has the same bytes.
 
 _SYMBOL: Final = "__tvm_ffi__library_bin"
 _EXECUTABLE: Final = b"relax.VMExecutable"
-# The first value of a marker, a random number; the second is the index of its weight.
+# The first value of a marker, chosen at random. The second value is the index of the weight.
 _MARKER: Final = 0x3C1D5A7E96B2F048
 _LENGTH: Final = struct.Struct("<Q")
 
 
 def write_object_files(model: ScheduledModel, folder: Path) -> None:
-    """Write the object files of a model, whose `main` then takes only the inputs."""
+    """Write the object files of a model with its weights, so that `main` takes only the inputs."""
     mod, weights, target = model
     platform = parse_triple(cpu_triple(target.export()))
     if not ir.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
@@ -194,7 +193,7 @@ def _compile_kernels(
 ) -> relax.VMExecutable:
     """Return the executable with the first group of kernels; write other groups to the folder.
 
-    Several threads compile for a CPU, as `tvm.compile` does with one.
+    The result is that of `tvm.compile`, which uses one thread; here several threads compile for a CPU.
     """
     if not is_cpu(target):
         return code_generation.compile_model(mod, target)
@@ -225,10 +224,10 @@ def copy_objects_of(
     folder: Path,
     prefix: str = "",
 ) -> None:
-    """Move the object files of a compiled model to a folder; its kernels may be none.
+    """Move the object files of a compiled model, which may have no kernels, to a folder.
 
-    TVM takes the format of its data from the object of the kernels, and writes C++ if there are none. `prefix`
-    is that of a system library, and empty for others.
+    TVM takes the object format of its data from the kernels' object file, and writes C++ if there are no kernels.
+    `prefix` is the prefix of a system library; empty for other libraries.
     """
     if ir.list_kernels(mod):
         copy_object_files(library, folder)
@@ -242,18 +241,18 @@ def copy_objects_of(
         return output
 
     copy_object_files(library, folder, fpack_imports=pack)
-    # the module of no kernels
+    # TVM writes this file for the module without kernels
     (folder / "lib0.c").unlink()
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
-    """Move the object or C files of a model to a folder; `options` are those of TVM's `export_library`."""
+    """Move a model's object or C files to a folder; `options` are passed to TVM's `export_library`."""
 
     def move(_output: str, files: list[str], **_: Any) -> None:
         for file in sorted(files):
             shutil.move(file, folder)
 
-    # TVM writes them to the same disk, where they can be renamed
+    # the scratch folder is on the same disk, so that moving a file only renames it
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         unlinked = str(folder / "unlinked.so")
         library.export_library(unlinked, fcompile=move, workspace_dir=scratch, **options)
@@ -266,8 +265,8 @@ def _make_marker(index: int) -> Array:
 def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes | memoryview]:
     """Yield the pieces of a serialized module with weights in place of their markers.
 
-    The module is its length, the names of its members, and each member with its length; one is
-    an executable with all markers.
+    The module consists of its length, the names of its members, and each member with its length. One member is the
+    executable, which has all markers.
     """
     length_at = content.index(_EXECUTABLE) + len(_EXECUTABLE)
     (length,) = _LENGTH.unpack_from(content, length_at)

@@ -38,19 +38,19 @@ from tvmflow.targets.tvm_target import make_target
 
 # ---------------------------------------------------------------- vector width
 # Blocked layouts pad channels to whole vectors. With 8 channels, vectors of 16 compute four times as many products as
-# needed, vectors of 8 none too many. The estimate counts vector multiplications. Nothing is measured, so every build
-# machine gives the same code for a target.
+# needed; vectors of 8 compute only the needed ones. The estimate counts vector multiplications. Nothing is measured, so
+# every build machine generates the same code for a target.
 
 _MIN_LANES: Final = 4
-# Shorter vectors must save this share, because uncounted work takes longer with them.
+# Shorter vectors must save this share of the cost, because work that is not counted takes longer with them.
 _MIN_SAVING: Final = 0.1
 
 _Cost = Callable[[int], int]
-"""Number of lanes -> products of vectors."""
+"""Lanes -> vector multiplications."""
 
 
 def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> VectorWidth:
-    """Return the vector width for an imported model: that of the recipe (`bits`), or the fastest one."""
+    """Return the vector width for a model: the recipe's `bits`, or the width with the lowest cost."""
     if bits is not None:
         widest = VectorWidth.of_lanes(cpu.lanes, {})
         return VectorWidth(min(bits, widest.bits), {})
@@ -58,7 +58,7 @@ def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> V
     widths = [cpu.lanes >> shift for shift in range(3) if cpu.lanes >> shift >= _MIN_LANES]
     costs = {lanes: float(sum(cost(lanes) for cost in operators)) for lanes in widths}
     costs[cpu.lanes] *= cpu.full_vector_cost
-    # of equally fast ones the widest
+    # the widest of widths with equal costs
     best = min(widths, key=lambda lanes: (costs[lanes], -lanes))
     if costs[best] > (1 - _MIN_SAVING) * costs[cpu.lanes]:
         best = cpu.lanes
@@ -67,7 +67,7 @@ def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> V
 
 
 def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
-    """Yield the cost of each convolution and matrix product whose shapes are known."""
+    """Yield the cost of each convolution, matmul and recurrent layer whose shapes are known."""
     function = mod["main"]
     inputs = set(function.params)
     flow, numbers = ir.DataFlow(function), TuningSizes(function)
@@ -87,10 +87,10 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
 def _count_of_convolution(
     call: relax.Call, is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the products of a convolution; data that are an input and have few channels stay plain."""
+    """Return the vector products of a convolution; model inputs with few channels keep the plain layout."""
     data, weights, result = shapes
     out, inner, kernel = result[1], data[1], math.prod(weights[2:])
-    # each element of data meets each weight once, as does each element of a result where nothing is transposed
+    # one product for each weight and pixel: of the data in a transposed convolution, else of the result
     image = data if "transpose" in ir.operator_name(call) else result
     points = image[0] * math.prod(image[2:])
     groups = int(call.attrs.groups)
@@ -104,7 +104,7 @@ def _count_of_convolution(
 def _count_of_product(
     _call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the products of a matrix product, whose columns are vectors."""
+    """Return the vector products of a matmul, whose columns are in vectors."""
     rows, columns = math.prod(shapes[-1][:-1]), math.prod(shapes[-1][-1:])
     return rows * shapes[0][-1] * math.ceil(columns / lanes)
 
@@ -112,10 +112,10 @@ def _count_of_product(
 def _count_of_recurrent(
     call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the products of all steps with the weights; the state's are alike for all widths."""
+    """Return the vector products of all steps' inputs; those of the state are the same for all widths."""
     operands = RecurrentOperands(*shapes[:-1])
     if not operands.weights:
-        # that product is an operator of its own
+        # a separate matmul multiplies the inputs by their weights
         return 0
     steps, batch, size = operands.x
     directions, gate_units, _ = operands.weights
@@ -135,13 +135,13 @@ _log = logging.getLogger(__name__)
 
 Weights = Mapping[str, Array]
 
-# In other names than these, TVM's code generators do not replace what is not an identifier.
+# Names that TVM's code generators turn into identifiers; in other names, they leave invalid characters.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
 
 _QUANTIZED_OPERATORS: Final = ("relax.quantize", "relax.dequantize")
 
-# Weights are computed for a CPU level that every x86-64 machine has, and without fused
-# multiply-add, so that any two machines that build give the same bytes.
+# Weights are computed with code for the baseline of x86-64 and without fused multiply-add, so that all build machines
+# compute the same bytes.
 _WEIGHTS_TARGET: Final = {"kind": "llvm"}
 
 
@@ -153,9 +153,9 @@ class LoweredModel:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used unchanged.
-        width: The vectors of the code; None if no CPU model chose them. Files do not have it: it is in the kernels.
+        width: The vector width; None without a CPU model. It is not written to files: the kernels have it.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
-        operators: The operators that there were alternatives for. Files do not have them.
+        operators: The operators with alternatives. They are not written to files.
     """
 
     mod: tvm.IRModule
@@ -166,7 +166,7 @@ class LoweredModel:
     operators: tuple[Operator, ...] = ()
 
     def compute_weights(self, params: Weights) -> list[Array]:
-        """Compute the weights that `main` takes, in its order, from the imported model's weights by name."""
+        """Compute the weights that `main` takes, in order, from the imported model's weights by name."""
         arrays = [params[name] for name in self.weight_names]
         if self.weight_mod is None:
             return arrays
@@ -181,7 +181,7 @@ class LoweredModel:
         return [weight.numpy() for weight in computed]
 
     def recompute_weights(self, params: Weights, before: Weights) -> Mapping[int, Array]:
-        """Compute the weights that `main` takes, by index, where parameters differ from others."""
+        """Compute the weights that depend on parameters that differ from `before`; return them by index."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
         changed = {position for position, (array, name) in pairs if array is not before[name]}
@@ -198,10 +198,10 @@ class LoweredModel:
         return ScheduledModel(scheduled.mod, self.compute_weights(params), make_target(target))
 
     def estimate_shares(self, unscheduled: Collection[str]) -> dict[str, float | None]:
-        """Return the estimated share of the time, between 0 and 1, of each kernel without a schedule.
+        """Return the estimated share of the time, from 0 to 1, that each kernel without a schedule takes.
 
-        It is estimated by the number of values that each kernel computes: 0 where they are few, None if loops
-        depend on data. The kernels of this model must not be scheduled yet.
+        The estimate counts the values that each kernel computes: 0 if they are few, None if loops depend on data. The
+        kernels of this model must not be scheduled yet.
         """
         times: dict[str, float] = {}
         for name in ir.list_kernels(self.mod):
@@ -218,7 +218,7 @@ class LoweredModel:
         return shares
 
     def write(self, path: Path) -> None:
-        """Write it as one JSON document that TVM reads; the same model always gives the same bytes."""
+        """Write the model as one JSON document that TVM reads; equal models give equal bytes."""
         document = {
             "mod": self.mod,
             "weight_names": self.weight_names,
@@ -251,7 +251,7 @@ def lower(
 ) -> LoweredModel:
     """Lower an imported model to fused kernels.
 
-    The dump gets the module after each pass; the choices were made for its operators by measuring.
+    The dump gets the module after each pass. `choices` are measured choices for operators.
     """
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
     has_seven_bit_weights = ir.SEVEN_BIT_WEIGHTS in dict(mod["main"].attrs or {})
@@ -260,7 +260,7 @@ def lower(
     if cpu and has_seven_bit_weights:
         cpu = cpu.for_seven_bit_weights()
     if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
-        # quantized models multiply in int8, and everything else stays float32
+        # the matmuls and convolutions of quantized models are int8; everything else stays float32
         options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
     chosen_cpu = cpu._replace(lanes=width.lanes) if cpu and width else None
@@ -282,7 +282,7 @@ def lower(
 
 
 def _name_in_code(name: str) -> str:
-    """Return a name that C and CUDA take: TVM's code generators do not escape it (apache-tvm 0.27)."""
+    """Return a valid name for C and CUDA: TVM's code generators do not escape names (apache-tvm 0.27)."""
     is_plain = _PLAIN_NAME.fullmatch(name)
     return name if is_plain else "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
@@ -295,7 +295,7 @@ class ScheduledModel(NamedTuple):
     target: tvm.target.Target
 
     def compile(self) -> relax.VMExecutable:
-        """Return a library for TVM's runtime that contains the weights: `main` takes only the inputs."""
+        """Return a library for TVM's runtime that contains the weights, so that `main` takes only inputs."""
         params = ir.list_weights(self.mod["main"])
         if len(params) != len(self.weights):
             raise AssertionError(
@@ -312,14 +312,14 @@ class ScheduledModel(NamedTuple):
 
 # ---------------------------------------------------------------- unscheduled kernels
 
-# A schedule computes a vector in the time of one element.
+# The speedup by a schedule: it computes a vector in the time of one element.
 _GAIN: Final = 16
-# Fewer steps take microseconds.
+# Kernels with fewer steps take microseconds, and are neglected.
 _MIN_STEPS: Final = 1 << 15
 
 
 def _count_steps(stmt: Any) -> float:
-    """Return the statements that run in all iterations of loops; infinity if that depends on data."""
+    """Return how many statements run in all iterations of loops; infinity if that depends on data."""
     if isinstance(stmt, tirx.For):
         is_known = isinstance(stmt.extent, tirx.IntImm)
         return _count_steps(stmt.body) * int(stmt.extent) if is_known else math.inf

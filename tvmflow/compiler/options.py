@@ -1,4 +1,4 @@
-"""The recipe's options of lowering, and the versions of the code behind them: parts of stages' keys."""
+"""The recipe's lowering options, and the versions of lowering and schedules, for the keys of stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final, Literal, NamedTuple
 from tvmflow.core.types import Json, Precision
 
 LOWERING_VERSION: Final = 40
-"""Raise it when the lowering pipeline or one of its passes gives other kernels."""
+"""Raise it when a change of the lowering pipeline or of a pass produces different kernels."""
 
 SCHEDULES_VERSION: Final = 30
-"""Raise it when the schedule rules give other schedules."""
+"""Raise it when a change of the schedule rules produces different schedules."""
 
 _FLOAT_BITS: Final = 32
 
@@ -21,8 +21,8 @@ class VectorWidth(NamedTuple):
     """The vectors of a model's code.
 
     Attributes:
-        bits: Their width.
-        costs: For each width, the operations on vectors, weighted by their time; empty if nothing was estimated.
+        bits: The width of a vector.
+        costs: Width -> the estimated vector operations, weighted by their time; empty if nothing was estimated.
     """
 
     bits: int
@@ -35,7 +35,7 @@ class VectorWidth(NamedTuple):
 
     @classmethod
     def of_lanes(cls, lanes: int, costs: Mapping[int, float]) -> VectorWidth:
-        """Return the width of vectors of this many float32 values, with costs by their number."""
+        """Return the width of vectors of this many float32 values; `costs` are keyed by lanes."""
         bits = {count * _FLOAT_BITS: cost for count, cost in costs.items()}
         return cls(lanes * _FLOAT_BITS, bits)
 
@@ -47,13 +47,13 @@ class LoweringOptions:
     Attributes:
         version: The version of the lowering pipeline.
         precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data; `float16` to compute
-            convolutions and matrix products in float16; `bfloat16` to round their data and weights to bfloat16.
+            convolutions and matmuls in float16; `bfloat16` to round their data and weights to bfloat16.
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
-        weights: `packed` for matrix products with packed weights.
+        weights: `packed` for matmuls with packed weights.
         plain: The operators (see `core.types.OPTIMIZED_OPERATORS`) that keep the model's layout and weights.
-        winograd: The largest tile of Winograd convolutions; 0 for none, `auto` for that of the CPU.
-        vector_bits: The width of vectors; None to choose it by the model.
-        shares_weights: Whether code for other levels of CPUs shares the weights.
+        winograd: The largest Winograd tile; 0 for direct convolutions, `auto` to choose by CPU and precision.
+        vector_bits: The width of vectors; None to choose it for the model.
+        shares_weights: Whether code for other ISA levels shares the weights.
         math: `vector` for vectorized exp, log, sigmoid, tanh and erf, `libm` for the C library's.
         checks: Whether indices and integer divisors are checked when the model runs.
     """
@@ -70,7 +70,7 @@ class LoweringOptions:
     checks: bool = True
 
     def to_json(self) -> dict[str, Json]:
-        """Return the options for a stage's settings; optional ones only if they are not the default."""
+        """Return the options for a stage's settings; `shares_weights` and `checks` only if not default."""
         options = {**vars(self), "plain": list(self.plain)}
         for name, usual in (("shares_weights", False), ("checks", True)):
             if options[name] == usual:

@@ -1,7 +1,7 @@
 """The lowering pipeline: the passes from imported Relax to kernels, in phases.
 
-To add a pass, write a module in `passes/` and add a line here. The pipeline runs once for `extract_tasks` and once
-for `build`: a tuned record finds its kernel by the structure of the lowered function, so both must lower alike.
+To add a pass, write a module in `passes/` and add a line here. The pipeline runs once for `extract_tasks` and once for
+`build`. Both must give the same kernels, because tuning records are matched by the structure of the lowered function.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Condition = Callable[[LoweringContext], bool]
 class LoweringPass(NamedTuple):
     """A named transformation of a module, and when it runs.
 
-    It runs if `when` is None or true for the context, and for models with a call of one of some `operators`, if any.
+    It runs if `when` is None or true for the context, and if the model calls one of `operators` or there are none.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _rewriting(
     when: Condition | None = None,
     operators: Collection[str] = (),
 ) -> LoweringPass:
-    """Return the pass that rewrites `main` of models with a call of some operators: those of the rewriter."""
+    """Return the pass that applies a rewriter to `main`; `operators` defaults to those of the rewriter."""
 
     def transform(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
         takes_context = issubclass(rewriter, TargetRewriter)
@@ -185,7 +185,7 @@ GRAPH_PHASES: Final[Phases] = {
     ),
     "weights": (
         _pass("hoist_weights", hoist_weights),
-        # A model with an If has no dataflow blocks yet, which the passes from here on work on.
+        # A model with an If has no dataflow blocks yet. The passes from here on need them.
         _pass("convert_to_dataflow", relax.transform.ConvertToDataflow(min_size=1)),
         _pass("lift_weights", lift_weights),
     ),
@@ -225,7 +225,7 @@ KERNEL_PHASES: Final[Phases] = {
         LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),
 }
-"""The passes that make kernels of the graph without the function that computes the weights."""
+"""The passes that lower the graph to kernels, without the function that computes the weights."""
 
 
 def run_phases(
@@ -235,7 +235,10 @@ def run_phases(
     tracker: NodeTracker,
     dump: IRDump | None = None,
 ) -> tvm.IRModule:
-    """Run the passes of some phases in order; the tracker follows bindings, and a dump writes modules."""
+    """Run the passes of some phases in order.
+
+    The tracker follows bindings through each pass; the dump, if any, gets the module after each pass.
+    """
     called: set[str] | None = None
     for phase, steps in phases.items():
         for step in steps:

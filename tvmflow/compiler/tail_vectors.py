@@ -28,18 +28,18 @@ _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 def list_terms(condition: Any) -> list[Any]:
-    """Return the conditions that a condition is the conjunction of."""
+    """Return the operands of a conjunction; other conditions as the only one."""
     if isinstance(condition, tirx.And):
         return [*list_terms(condition.a), *list_terms(condition.b)]
     return [condition]
 
 
 # ---------------------------------------------------------------- overlapping vectors
-# A row of 97 elements is six vectors of 16 and one element. A schedule computes it in seven vectors, the last with a
-# condition, so that TVM computes its elements one by one. Here the last vector begins at 81 instead, and computes 15
-# elements a second time. Maxima and minima may also read elements twice.
+# A row of 97 elements is six vectors of 16 and one element. A schedule computes it in seven vectors. The last vector
+# has a condition, so TVM computes its elements one by one. Here the last vector begins at 81 instead, and computes 15
+# elements a second time. Reductions that find a maximum or minimum may also read elements twice.
 
-# The statements of a reduction.
+# A reduction has two statements: its initial value, and its update.
 _START_AND_STEP: Final = 2
 
 
@@ -52,11 +52,11 @@ class _End(NamedTuple):
 
 @kernel_pass
 def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Move the last vector of a row back, if computing elements twice changes nothing."""
+    """Let a row's last vector overlap the one before, if computing elements twice does no harm."""
     loops = find_nodes(function.body, tirx.For)
     if not any(map(_is_conditional, loops)):
         return function
-    # for each buffer but parameters, the loop variables within the block that allocates it
+    # for each buffer that is not a parameter, the loop variables within the block that allocates it
     scopes = {
         buffer: {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
         for block in find_nodes(function.body, SBlock)
@@ -83,7 +83,7 @@ def _is_conditional(loop: tirx.For) -> bool:
 
 
 def _find_searched(body: Any) -> Any:
-    """Return the values among which a reduction finds the greatest or least ones; None for another body."""
+    """Return the operand of a maximum or minimum reduction; None for any other body."""
     if not (
         isinstance(body, tirx.SeqStmt)
         and len(body) == _START_AND_STEP
@@ -104,7 +104,10 @@ def _find_searched(body: Any) -> Any:
 
 
 def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
-    """Return a vector without the condition that it ends within its row, where that is safe."""
+    """Return a vectorized loop whose last vector is moved back into its row, if that is safe.
+
+    The condition that keeps the vector within its row is dropped then.
+    """
     lane, lanes = loop.loop_var, int(loop.extent)
     realize = loop.body
     conditions = list_terms(realize.predicate)
@@ -115,7 +118,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     start, extent = ends[0]
     around = set(find_nodes(start, tirx.Var))
     nest = [other for other in loops if other.loop_var in around]
-    # in a loop that is unrolled, vectors are registers, which have no computed index
+    # in an unrolled loop, vectors are registers, and registers cannot have a computed index
     is_unrolled = any(int(other.kind) == tirx.ForKind.UNROLLED for other in nest)
     back = {lane: lane + tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start}
     searched = _find_searched(realize.block.body)
@@ -139,7 +142,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
 
 
 def _find_end(condition: Any, lane: Any) -> _End | None:
-    """Return the end of a row that a condition on a lane of a vector is about; None for other conditions."""
+    """Return the end of a row from a condition `start + lane < extent`; None for other conditions."""
     if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)):
         return None
     start = tvm.sym.Analyzer().simplify(condition.a - lane)
@@ -151,11 +154,11 @@ def _may_repeat(
 ) -> bool:
     """Return whether elements of a row may be computed a second time, after its other vectors.
 
-    `nest` has the loops over vectors, `own` the buffers that are not parameters, with the loops inside their blocks.
+    `nest` has the loops over vectors. `own` maps buffers that are not parameters to the loop variables in their blocks.
     """
     target = store.buffer
     if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):
-        # each vector has it for itself
+        # the buffer is allocated anew for each vector
         return True
     loads = find_nodes(store.value, tvm.ir.TensorLoad)
     vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
@@ -165,7 +168,7 @@ def _may_repeat(
         for other in find_nodes(loop.body, tirx.BufferStore)
         if other.buffer.same_as(target) and not other.same_as(store)
     ]
-    # a kernel's own buffers may share their memory, if the vectors of one are read but once
+    # TVM may give source and target the same memory, if both are a kernel's own buffers and vectors are read only once
     is_kept = target not in own or not any(source in own for source in vectors)
     return is_kept and not others and not any(load.source.same_as(target) for load in loads)
 
@@ -179,7 +182,7 @@ def _uses(expr: Any, variable: Any) -> bool:
 
 @kernel_pass
 def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Compute a tail vector under a mask."""
+    """Compute tail vectors with masked loads and stores."""
     loops = find_nodes(function.body, tirx.For)
     if not any(LAST_LANES in loop.annotations for loop in loops):
         return function
@@ -193,7 +196,7 @@ def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
-    """Return whether it does no harm to compute what is beyond the end of a vector, under a mask."""
+    """Return whether a tail can be computed as a masked vector: lanes beyond the end do no harm."""
     store = body.block.body if isinstance(body, SBlockRealize) else body
     if not isinstance(store, tirx.BufferStore):
         return False
@@ -223,7 +226,7 @@ def _mask(loop: tirx.For) -> Any:
     stmts: list[Any] = []
 
     def make_registers(buffer: Any) -> Any:
-        # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
+        # StorageRewrite mistakes booleans in registers for bytes (apache-tvm 0.27)
         held = "int8" if str(buffer.dtype) == "bool" else buffer.dtype
         own = tirx.decl_buffer((lanes,), held, f"{buffer.name}_last", scope="local")
         stmts.append(tirx.AllocBuffer(own))
@@ -259,7 +262,7 @@ def _mask(loop: tirx.For) -> Any:
 
 
 def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
-    """Return the innermost index of a vector's first element; None if its elements are not contiguous."""
+    """Return the last index of a vector's first element; None if the elements are not contiguous."""
     *outer, index = indices
     simplify = tvm.sym.Analyzer().simplify
     step = simplify(replace_variables(index, {lane: lane + 1}) - index)
@@ -269,10 +272,10 @@ def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
 
 
 def _has_lanes(buffer: Any, position: Any, lanes: int) -> bool:
-    """Return whether a buffer holds one vector, which begins at a position."""
+    """Return whether a buffer is one vector of this many lanes, and the position is its beginning."""
     return as_int(position) == 0 and [as_int(size) for size in buffer.shape] == [lanes]
 
 
 def as_int(expr: Any) -> int | None:
-    """Return a constant; None for other expressions."""
+    """Return the value of an integer constant; None for other expressions."""
     return int(expr) if isinstance(expr, tirx.IntImm) else None

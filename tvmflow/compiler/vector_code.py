@@ -1,4 +1,4 @@
-"""Vector code: strided loads and, for 64-bit ARM, multiplicands, initial accumulators, vector stores."""
+"""Vector code: strided loads and, for 64-bit Arm, multiplicands, initial accumulators, vector stores."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def know_loops(function: tirx.PrimFunc) -> Any:
 
 
 def _has_by_element_fma(function: tirx.PrimFunc) -> bool:
-    """Return whether a kernel is for a CPU with by-element FMA, such as 64-bit ARM."""
+    """Return whether a kernel is for a CPU with by-element FMA, such as 64-bit Arm."""
     target = function.attrs.get("target")
     return target is not None and bool(find_multiplicand_lanes(target.attrs))
 
 
 # ---------------------------------------------------------------- strided loads
-# Loads of every second, third or fourth element (pooling, slices), or of each element twice (resizing), load whole vectors
-# and select from them. TVM loads such elements one by one.
+# Loads of every second, third or fourth element (pooling, slices) or of each element twice (resizing) become loads of
+# whole vectors and selections from them. TVM would load such elements one by one.
 
 MAX_STRIDE: Final = 4
-"""With larger strides, elements are loaded one by one: the vectors would have too few of them."""
+"""With larger strides, elements are loaded one by one: a vector would contain too few of them."""
 
 
 @kernel_pass
@@ -58,7 +58,7 @@ def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
-    """Return the values that a load reads several times each, from one vector."""
+    """Return the values of a load that reads each element several times, selected from one vector."""
     terms = _list_summands(index)
     quotients = [term for term in terms if isinstance(term, tirx.FloorDiv)]
     others = [term.value for term in terms if isinstance(term, tirx.Broadcast)]
@@ -72,11 +72,11 @@ def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
         return load
     steps = analyzer.modular_set(ramp.base)
     if int(steps.coeff) % count or int(steps.base) % count:
-        # the first number of a vector may have been read for the one before it
+        # the first element of a vector may be the last one of the vector before
         return load
     start = sum(others, ramp.base // count)
     vector = tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Ramp(start, 1, lanes // count)])
-    # TVM selects at most as many values as there are
+    # TVM selects no more values than the operands have, so the vector is repeated
     return tirx.Shuffle([vector] * count, [lane // count for lane in range(lanes)])
 
 
@@ -87,12 +87,12 @@ def _list_summands(index: Any) -> list[Any]:
 
 
 def _as_number(expr: Any) -> int:
-    """Return a constant; 0 for other expressions."""
+    """Return the value of an integer constant; 0 for other expressions."""
     return as_int(expr) or 0
 
 
 def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
-    """Return the values that a load reads, selected from vectors that do not reach beyond the tensor."""
+    """Return the values of a strided load, selected from vectors that do not reach beyond the tensor."""
     stride, lanes = _as_number(index.stride), int(index.lanes)
     if not 1 < stride <= MAX_STRIDE:
         return load
@@ -100,7 +100,7 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
     is_known = isinstance(extent, tirx.IntImm)
     if not is_known or analyzer.const_int_bound(index.base).max_value + end > int(extent):
         end -= stride - 1
-    # whole vectors, so that loads of the values between them read the same ones
+    # whole vectors, so that loads of the elements in between can share them
     starts = [min(n * lanes, end - lanes) for n in range(stride)]
     outer = list(load.indices[:-1])
     vectors = [
@@ -114,11 +114,11 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
     return tirx.Shuffle(vectors, addresses)
 
 
-# ---------------------------------------------------------------- factors in lanes
-# Four multiplicands that lie together, as in a tile of a matrix product, become one load for by-element FMA. LLVM 22 loads
-# each by itself. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
+# ---------------------------------------------------------------- multiplicands in lanes
+# Four adjacent multiplicands, as in a tile of a matmul, become one load for by-element FMA. LLVM 22 loads each of them
+# separately. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
 
-# The multiplicands that replace one float32.
+# The multiplicands in the space of one float32.
 _LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 
@@ -138,15 +138,15 @@ def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
-    """Return a vector of one loaded element, selected from an aligned vector.
+    """Return the broadcast of a loaded element, selected from an aligned vector.
 
-    The expression is unchanged where the lane is not known, or the tensor may end within that vector.
+    The expression is unchanged if the lane is not known, or if the tensor may end within that vector.
     """
     load = multiplicand.value
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
     lanes *= _LANES_PER_FLOAT32.get(dtype, 0)
     count = _as_number(multiplicand.lanes)
-    # several vectors that a loop computes at once have one factor
+    # a broadcast may fill several vectors, which a loop computes together
     if not lanes or not count or count % lanes:
         return multiplicand
     *outer, index = load.indices
@@ -155,7 +155,7 @@ def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> 
         return multiplicand
     start = analyzer.simplify(index - lane)
     vector = tirx.BufferLoad(load.source, [*outer, tirx.Ramp(start, 1, lanes)])
-    # TVM selects no more lanes than there are
+    # TVM selects no more lanes than the operands have, so the vector is repeated
     return tirx.Shuffle([vector] * (count // lanes), [lane] * count)
 
 
@@ -168,9 +168,9 @@ _REINTERPRET: Final = "tirx.reinterpret"
 
 
 class _Word(NamedTuple):
-    """Bytes, or one float32, that are loaded and moved to all lanes of a vector.
+    """A word of bytes, or one float32, that is loaded and broadcast to all lanes of a vector.
 
-    The index is the offset of the first of `size` bytes, in elements of `element` bytes.
+    It has `size` bytes. The index is the offset of the first byte, in elements of `element` bytes.
     """
 
     load: Any
@@ -180,12 +180,12 @@ class _Word(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        """It is one float32; there are vectors of several such, or none."""
+        """Whether the word is one float32; only vectors with several such words are loaded."""
         return str(self.load.ty.dtype) == "float32"
 
     @classmethod
     def read(cls, multiplicand: tirx.Broadcast) -> _Word | None:
-        """Return the word in all lanes of a vector; None for other vectors."""
+        """Return the word that is broadcast to all lanes; None if it is not a load of adjacent bytes."""
         is_word = operator_name(multiplicand.value) == _REINTERPRET
         load = multiplicand.value.args[0] if is_word else multiplicand.value
         if not isinstance(load, tvm.ir.TensorLoad):
@@ -197,12 +197,12 @@ class _Word(NamedTuple):
         if dtype.bits != _BYTE_BITS or dtype.lanes not in _WORD_BYTES:
             return None
         if not isinstance(index, tirx.Ramp):
-            # TVM makes tensors of words
+            # the element type of the tensor is a word already
             return cls(load, index, dtype.lanes, dtype.lanes)
         return cls(load, index.base, dtype.lanes, 1) if _as_number(index.stride) == 1 else None
 
     def distance(self, other: _Word, analyzer: Any) -> int | None:
-        """Return the bytes from another word to this one; None if they are not always as many."""
+        """Return the bytes from another word to this one; None if the distance is not constant."""
         if not self.load.source.same_as(other.load.source):
             return None
         steps = analyzer.simplify(self.index - other.index)
@@ -210,11 +210,11 @@ class _Word(NamedTuple):
 
 
 def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
-    """Return an innermost loop in which words of bytes, and single float32, come from whole vectors."""
+    """Return an innermost loop whose words of bytes and float32 multiplicands come from whole vectors."""
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
     found = [(operand, _Word.read(operand)) for operand in find_nodes(loop.body, tirx.Broadcast)]
-    # numbers that a condition guards are not read without it
+    # float32 words are skipped then: a condition may guard their loads, which must not run without it
     is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
     words = {
         operand: word
@@ -247,7 +247,7 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
 def _group_words(
     words: Mapping[tirx.Broadcast, _Word], analyzer: Any
 ) -> list[dict[tirx.Broadcast, int]]:
-    """Return words of one tensor at known distances, each with the bytes from the first of them."""
+    """Group words of one tensor at constant distances; each has its offset in bytes from the first."""
     groups: list[dict[tirx.Broadcast, int]] = []
     for multiplicand, word in words.items():
         for group in groups:
@@ -264,7 +264,7 @@ def _group_words(
 
 
 def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Return the begin of a vector for the word at each offset, within all words; nothing if they are few."""
+    """Return for each word's offset where its vector begins, within the words; empty if they are too few."""
     end = offsets[-1] + size
     if end < _VECTOR_BYTES:
         return {}
@@ -282,38 +282,39 @@ def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
 
 
 def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
-    """Return an integer modulo a number; None if it is not always the same."""
+    """Return an integer modulo the divisor; None if the result is not constant."""
     steps = analyzer.modular_set(value)
     return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 
 
 # ---------------------------------------------------------------- first values of accumulators
-# Accumulators from which values are subtracted at the end, such as for a zero point, begin at these values in place of 0.
+# If a value is subtracted from an accumulator at the end, such as for a zero point, the accumulator starts at minus
+# that value in place of 0.
 
 
 class _Address(NamedTuple):
-    """A position of a buffer of accumulators."""
+    """A vector's position in a buffer of accumulators."""
 
     buffer: Any
     number: int
 
     @classmethod
     def of(cls, buffer: Any, indices: Sequence[Any]) -> _Address | None:
-        """Return a vector of integers at a known position of a buffer; None for others."""
+        """Return the position of a vector of int32 accumulators; None for other vectors or a variable index."""
         is_known = len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
         is_vector = str(buffer.dtype) == f"int32x{_WORD_BYTES[-1]}"
         return cls(buffer, int(indices[0])) if is_known and is_vector else None
 
     @classmethod
     def of_load(cls, load: Any) -> _Address | None:
-        """Return the position that an expression loads; None for others."""
+        """Return the position that a load reads; None for other expressions."""
         is_load = isinstance(load, tvm.ir.TensorLoad)
         return cls.of(load.source, load.indices) if is_load else None
 
 
 @node_pass(tirx.SeqStmt, _has_by_element_fma)
 def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """Let accumulators begin at what is subtracted from them, for 64-bit ARM."""
+    """Start accumulators at the values that are later subtracted from them, for 64-bit Arm."""
     statements = list(sequence)
     zeros = [
         (address, at)
@@ -337,7 +338,7 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 
 def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> dict[_Address, Any]:
-    """Return the values that are subtracted at every read of accumulators except their updates."""
+    """Return the values that are subtracted from accumulators at every read that is not an update."""
     offsets: dict[_Address, Any] = {}
     refused: set[_Address | None] = set()
     stored: set[Any] = set()
@@ -377,7 +378,7 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
 def _replace_differences(
     store: tirx.BufferStore, addresses: Mapping[_Address, Any], choose: Callable[[Any], Any]
 ) -> tirx.BufferStore:
-    """Return a store with an operand in place of what is subtracted from accumulators at some positions."""
+    """Return a store in which `choose` replaces each difference whose minuend is at one of `addresses`."""
 
     def replace(difference: Any) -> Any:
         return choose(difference) if _Address.of_load(difference.a) in addresses else difference
@@ -385,24 +386,25 @@ def _replace_differences(
     return with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
 
 
-# ---------------------------------------------------------------- accumulators of matrices
-# Instructions that multiply matrices of two rows leave two accumulators of one pixel and two of the next in a vector. Other
-# loads and stores of these accumulators are adapted.
+# ---------------------------------------------------------------- accumulators of int8 matrix multiply
+# The instruction (smmla) leaves two accumulators of one pixel and two of the next pixel in a vector. The other loads
+# and stores of these accumulators are adapted.
 
-# A loop with a body of this many dot products is not worth unrolling, and LLVM does not unroll more in all.
+# A loop with this many dot products in its body is not worth unrolling. LLVM does not unroll to more than
+# `_MAX_UNROLLED` in all.
 _MIN_LONG_BODY: Final = 36
 _MAX_UNROLLED: Final = 240
-# Those of a depthwise convolution, whose data are vectors.
+# The same limit for the vector products of a depthwise convolution.
 _MIN_WINDOW_BODY: Final = 24
-# LLVM knows of no value of it.
+# LLVM does not evaluate this intrinsic, so it does not know the extent of the loop.
 _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
 
 @node_pass(tirx.For, _has_by_element_fma)
 def keep_product_loops(loop: tirx.For) -> tirx.For:
-    """Keep LLVM from unrolling short loops with long bodies, for 64-bit ARM.
+    """Keep LLVM from unrolling short loops with long bodies, for 64-bit Arm.
 
-    It would load multiplicands of all rounds so early that it must spill registers.
+    LLVM would load the multiplicands of all iterations so early that it must spill registers.
     """
     rounds = _as_number(loop.extent)
     if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
@@ -410,7 +412,7 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
     stores = find_nodes(loop.body, tirx.BufferStore)
     least, count = _MIN_LONG_BODY, sum(bool(find_nodes(s.value, tirx.Shuffle)) for s in stores)
     if not count:
-        # stores that add a product of vectors to an accumulator
+        # count the stores that add a product of vectors to an accumulator
         least, count = (
             _MIN_WINDOW_BODY,
             sum(
@@ -430,7 +432,7 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
 
 @kernel_pass
 def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Select the sums of each pixel or row from those of two, for 64-bit ARM."""
+    """Select each pixel's or row's accumulators from the vectors that two of them share, for 64-bit Arm."""
     stores = find_nodes(function.body, tirx.BufferStore)
     addresses: dict[Any, list[int]] = {}
     for store in filter(_multiplies_matrices, stores):
@@ -438,7 +440,7 @@ def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
         addresses.setdefault(store.buffer, []).append(address)
     if not addresses:
         return function
-    # the vectors between pixels or rows: the instruction for the first two results precedes that for the others
+    # the distance of a pair's two vectors: the instruction for the first two results precedes the one for the others
     accumulators = {buffer: second - first for buffer, (first, second, *_) in addresses.items()}
     begun = {
         (store.buffer, _find_pair(store, accumulators)[0]): store.value
@@ -455,7 +457,7 @@ def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
         )
         if store.buffer in accumulators:
             first, own = _find_pair(store, accumulators)
-            # both pixels begin alike, also where nothing reads the second one
+            # both pixels start at the same values, even if nothing reads the second one
             value = begun.get((store.buffer, first), value)
             if not isinstance(value, tirx.Broadcast):
                 value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
@@ -470,7 +472,7 @@ _PIXEL_LANES: Final = ([0, 1, 4, 5], [2, 3, 6, 7])
 
 
 def _multiplies_matrices(store: tirx.BufferStore) -> bool:
-    """Return whether a store adds products of matrices to sums."""
+    """Return whether a store is an int8 matrix multiply into accumulators."""
     if operator_name(store.value) != "tirx.call_llvm_pure_intrin":
         return False
     own = int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
@@ -478,7 +480,7 @@ def _multiplies_matrices(store: tirx.BufferStore) -> bool:
 
 
 def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
-    """Return the offset of the first sum at some indices of a buffer of sums, or of vectors of these."""
+    """Return the offset in int32 accumulators of an index; a buffer's elements may be vectors of them."""
     (index,) = indices
     first = index.base if isinstance(index, tirx.Ramp) else index
     assert isinstance(first, tirx.IntImm), "tiles are unrolled"
@@ -486,7 +488,7 @@ def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
 
 
 def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
-    """Return the first vector of the sums of two pixels or rows, and which of the two is loaded or stored."""
+    """Return the first vector of a pair of pixels or rows, and which one (0 or 1) is loaded or stored."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
     address = _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS
     own = address // accumulators[buffer] % 2
@@ -494,14 +496,14 @@ def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
 
 
 def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
-    """Return the sums of a pixel or row that a load reads: a vector, half of one, or one sum."""
+    """Return the accumulators of a pixel or row that a load reads: a vector, half of one, or one of them."""
     if load.source not in accumulators:
         return load
     distance, lanes = accumulators[load.source], int(load.source.dtype.lanes)
     first, own = _find_pair(load, accumulators)
     lane = _find_accumulators(load.source, load.indices) % _VECTOR_ACCUMULATORS
     if int(load.ty.dtype.lanes) < _VECTOR_ACCUMULATORS:
-        # two neighbors are in one vector
+        # two adjacent accumulators of a pixel are in one vector
         vector = first + lane // 2 * distance
         start = tirx.const(vector * _VECTOR_ACCUMULATORS + own * 2 + lane % 2, "int32")
         ramp = isinstance(load.indices[0], tirx.Ramp)
@@ -515,15 +517,15 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
 
 
 # ---------------------------------------------------------------- stores of cast integers
-# Adjacent stores of words of bytes, such as rounded rows of a tile, are cast in whole vectors and stored together. LLVM 22
-# casts each word by itself with three instructions; four words together take three, too.
+# Adjacent stores of words of bytes, such as rounded rows of a tile, are cast as whole vectors and stored together.
+# LLVM 22 casts each word separately with three instructions; four words together also take three.
 
 _STORED_WORDS: Final = (4, 2)
 
 
 @node_pass(tirx.SeqStmt, _has_by_element_fma)
 def join_narrow_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """Store neighboring words of bytes together, for 64-bit ARM."""
+    """Store adjacent words of bytes together, for 64-bit Arm."""
     statements: list[Any] = []
     run: list[tirx.BufferStore] = []
     for statement in sequence:
@@ -540,7 +542,7 @@ def join_narrow_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 
 def _is_word_of_bytes(statement: Any) -> bool:
-    """Return whether a statement stores four bytes that were integers of 32 bits."""
+    """Return whether a statement stores four bytes that are cast from int32."""
     if not isinstance(statement, tirx.BufferStore) or not isinstance(statement.value, tirx.Cast):
         return False
     index, narrow = statement.indices[-1], statement.value.ty.dtype
@@ -559,7 +561,7 @@ def _is_word_of_bytes(statement: Any) -> bool:
 
 
 def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
-    """Return stores of words in one buffer, neighbors as one store."""
+    """Return stores of words in one buffer, with adjacent words joined to one store."""
     if not run:
         return []
     words = _WORD_BYTES[-1]
@@ -586,11 +588,11 @@ def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
 
 
 def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.BufferStore:
-    """Return one store of words that follow each other from a position, each of this many elements."""
+    """Return one store of adjacent words from a position on; `width` is the elements of a word."""
     vectors = [store.value.value for store in stores]
     dtype, bits = stores[0].value.ty.dtype, 32
     while bits > _BYTE_BITS:
-        # halves of values are selected, because LLVM casts four vectors at once by a table of registers
+        # narrowed by selecting half of the bytes: LLVM would cast four vectors at once with a register table lookup
         bits //= 2
         narrow = f"int{bits}x{_VECTOR_BYTES * _BYTE_BITS // bits}"
         halves = [tirx.reinterpret(narrow, vector) for vector in vectors]

@@ -1,6 +1,6 @@
 """Plain C libraries: a lowered model as C functions, constants, and C code that calls them.
 
-They need nothing of TVM. Their runtime and their public header are in `targets.c_runtime`.
+They do not depend on TVM. Their runtime and their public header are in `targets.c_runtime`.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ RUNTIME_SYMBOLS: Final = {
     "__TVMBackendFreeWorkspace": "TF_FREE_WORKSPACE",
     "__TVMBackendParallelLaunch": "TF_PARALLEL_LAUNCH",
 }
-"""TVM's names of the pointers that kernels call for memory and threads -> their names in the runtime."""
+"""TVM's function pointers for memory and threads, which kernels call -> their macros in the runtime."""
 
-# Functions that TVM adds to each object for others to share. Linkers for Windows refuse a second definition.
+# TVM defines these functions in each object file. Linkers for Windows reject the duplicate definitions.
 _HELPERS: Final = ("__extendhfsf2", "__truncsfhf2")
 
 
@@ -89,8 +89,8 @@ def compile_program(
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
-    All symbols begin with the prefix. With `is_isa_level`, code for other CPUs shares the library's constants. Raises
-    UnsupportedProgram if the model needs TVM's runtime.
+    All symbols begin with the prefix. With `is_isa_level`, the constants are shared with the code for other ISA levels.
+    Raises UnsupportedProgram if the model needs TVM's runtime.
     """
     if not is_cpu(model.target):
         _compile_for_device(model, prefix, folder)
@@ -114,7 +114,7 @@ def compile_program(
 
 
 def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> None:
-    """Write the files of `compile_program` for a device; kernels without threads run on its host."""
+    """Write the files of `compile_program` for a device; kernels without device threads run on the host."""
     mod, weights, target = model
     program = read_program(mod, weights)
     if program.dimensions:
@@ -129,7 +129,8 @@ def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> Non
     if on_host:
         traits = _write_kernels(on_host, tvm.target.Target(target.host), prefix, {}, folder)
     else:
-        # an object whose format the others get; aside, because the compiler leaves files of its own
+        # the constants' object file copies the format of this empty one; made in a scratch folder because the compiler
+        # leaves temporary files
         with tempfile.TemporaryDirectory() as scratch:
             (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")
             compile_c(Path(scratch), "empty.c", "empty.o", cpu_triple(target.export()))
@@ -150,7 +151,7 @@ def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> Non
 
 
 def _write_code(text: str, prefix: str, folder: Path) -> None:
-    """Write the C code of a program, after the macros by which the runtime defines the callees of kernels."""
+    """Write the C code of a program after macros that name the runtime functions that kernels call."""
     macros = (
         f"#define {macro} {runtime_symbol(prefix, name)}" for name, macro in RUNTIME_SYMBOLS.items()
     )
@@ -167,7 +168,7 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
-    """Return the traits of a kernel, from the kernel before and after it was lowered."""
+    """Return the traits of a kernel, given before and after it was lowered."""
     symbol = str(lowered.attrs["global_symbol"])
     allocated = [
         call.args[2]
@@ -193,7 +194,7 @@ def _read_allocation(
 ) -> Size:
     while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
         size = ir.replace_variables(size, unbound)
-    # no size is below 0
+    # sizes are not negative, so both divisions give the same result
     size = tvm_ffi.structural_map(size, (tirx.Div, lambda node: tirx.FloorDiv(node.a, node.b)))
     try:
         if set(list_symbols(size)) <= names.keys():
@@ -212,7 +213,7 @@ def _write_kernels(
     layouts: KernelLayouts,
     folder: Path,
 ) -> dict[str, KernelTraits]:
-    """Write the kernels to object files in groups, a thread for each; return their traits."""
+    """Write groups of kernels to object files, one thread for each group; return the kernels' traits."""
     functions = {
         tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
         for name, function in kernels.items()
@@ -259,27 +260,26 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
 
 
 def _digest(array: Array) -> str:
-    """Return the digest of a constant without the zeros at its end, with which another level may pad it."""
+    """Return the digest of a constant without trailing zeros, because other ISA levels may pad it."""
     content = _bytes_of(array)
     used = content.nonzero()[0]
     return hashlib.sha256(content[: used[-1] + 1 if len(used) else 0].data).hexdigest()
 
 
-# ---------------------------------------------------------------- loaded into this process
-# To be measured.
+# ---------------------------------------------------------------- libraries loaded into this process for measurements
 
 _NAME: Final = "variant"
 
 
 class KernelLibrary(NamedTuple):
-    """A library for this process that is not loaded yet; a device is first used when it is."""
+    """A library for this process that is not loaded yet. Loading it is the first use of the device."""
 
     path: Path
     signature: Mapping[str, Json]
     threads: int
 
     def load(self) -> NativeProgram:
-        """Return the library, loaded; the file is not needed any more."""
+        """Load the library; the file may be removed afterwards."""
         return NativeProgram(self.path, _NAME, self.threads, self.signature)
 
 
@@ -288,8 +288,8 @@ def link_kernel(
 ) -> KernelLibrary:
     """Compile a scheduled kernel of fixed sizes for this machine, as a library without inputs.
 
-    The kernel reads weights of the library, so that a call copies nothing to a device. StageError if it cannot become
-    launches on a device, or writes to a parameter before its last ones.
+    The arguments become weights of the library, so that a call copies nothing to a device. StageError if the kernel
+    cannot become launches on a device, or writes to a parameter that precedes an input.
     """
     written = {
         region.source
@@ -329,10 +329,10 @@ def load_c_library(
 
 
 class LibraryForWeights:
-    """A model that is compiled once for this machine, and loaded with one set of weights after another."""
+    """A model that is compiled once for this machine and can be loaded with different sets of weights."""
 
     def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:
-        # equal constants would be one
+        # equal constants would be stored once, and could not be replaced separately
         distinct = [_mark(array, index) for index, array in enumerate(model.weights)]
         self._begins = [*accumulate((padded(array.nbytes) for array in distinct), initial=BEGIN)]
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
@@ -365,14 +365,14 @@ class LibraryForWeights:
 
 
 def _place(size: int) -> Array:
-    """Return aligned memory."""
+    """Return aligned memory of this many bytes."""
     room = np.empty(size + ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     return room[begin : begin + size]
 
 
 def _mark(array: Array, index: int) -> Array:
-    """Return an array of NaN with a payload of its own, unless it has less than 4 bytes."""
+    """Return an array filled with a NaN whose payload is the index; arrays below 4 bytes are truncated."""
     pattern = np.array([0x7FA00000 + index], "<u4").view(np.uint8)
     marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
     return marked
@@ -390,7 +390,7 @@ def _link(
     folder: Path,
     weights_file: Path | None = None,
 ) -> KernelLibrary:
-    """Compile and link a model in an empty folder, with a file for its weights if one is named."""
+    """Compile and link a model in an empty folder; with `weights_file`, write its weights to that file."""
     library = folder / "library.so"
     compile_program(model, symbol_prefix(_NAME), folder)
     compiled = {path.name: path for path in folder.iterdir()}

@@ -43,8 +43,8 @@ from tvmflow.targets.linking import padded
 class KernelTraits(NamedTuple):
     """A kernel's symbol in C, its work in parallel loops, and the bytes of its scratch memory.
 
-    With dynamic shapes, work and scratch memory are expressions of `sizes`, the names of its size arguments. `failure`
-    is its message for a wrong value of an operand, or empty.
+    With dynamic shapes, work and scratch memory are expressions of the kernel's size arguments, named in `sizes`.
+    `failure` is the error message for an operand with a wrong value; empty if the kernel checks none.
     """
 
     symbol: str
@@ -55,14 +55,14 @@ class KernelTraits(NamedTuple):
 
 
 def place_constants(program: Program) -> list[int]:
-    """Return the offset of each constant in the file of constants, and that file's size as the last one."""
+    """Return the offset of each constant in the file of constants, followed by the size of the file."""
     return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
 
 
 def generate_code(
     program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int = 64
 ) -> str:
-    """Return the C code of a program; StageError if the largest sizes are too large."""
+    """Return the C code of a program; StageError if memory for the largest sizes is not addressable."""
     if not program.dimensions:
         return Writer(program, kernels, prefix).write()
     try:
@@ -156,7 +156,7 @@ class Writer:
         return []
 
     def _write_counts(self) -> list[str]:
-        """Return the code that says which outputs have a count; the counts are the last outputs."""
+        """Return the table of the outputs that have a count; the counts themselves are the last outputs."""
         entries = {entry.output: entry for entry in self._program.counts}
         described = self._program.count_described()
         rows = [
@@ -229,7 +229,7 @@ class Writer:
 
 
 class _DynamicWriter(Writer):
-    """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
+    """Writes the C code of a program with dynamic dimensions: a context computes sizes and offsets."""
 
     def __init__(
         self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int
@@ -256,7 +256,7 @@ class _DynamicWriter(Writer):
 
     def _write_plan(self) -> list[str]:
         program, values = self._program, self._values
-        # states to which steps append are aligned
+        # states to which steps append are always aligned, so they need no staging copy
         appended = [s.resolve() for state in program.appended for s in (state.before, state.after)]
         outer = [s for s in (*program.inputs, *program.outputs) if s not in appended]
         staging = " + ".join(padded_code(values, storage.size) for storage in outer)
@@ -293,7 +293,7 @@ class _DynamicWriter(Writer):
             f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
             f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
             *self._write_appended(),
-            # the limits by which a loop is divided into tasks
+            # the limits that decide into how many tasks a loop is divided
             f"#define TF_TASK_OPERATIONS {_TASK_OPERATIONS}",
             f"#define TF_PROGRAM_OPERATIONS {_PROGRAM_OPERATIONS}",
             f"#define TF_MAX_TASKS {_MAX_TASKS}",
@@ -330,7 +330,7 @@ class _DynamicWriter(Writer):
         ]
 
     def _check_memory(self, size: int) -> None:
-        """Raise StageError if programs cannot address the memory of a model with the largest sizes."""
+        """Raise StageError if a program cannot address the memory that the largest sizes need."""
         if size <= 1 << (self._address_bits - 2):
             return
         program = self._program
@@ -344,7 +344,7 @@ class _DynamicWriter(Writer):
         )
 
     def _write_appended(self) -> list[str]:
-        """Return the table of the states to which steps append; none for a program without them."""
+        """Return the C table of the states to which steps append; empty for a program without them."""
         program = self._program
         pairs = [(state.before.index, state.after.resolve().index) for state in program.appended]
         if not pairs:
@@ -395,15 +395,15 @@ class _DynamicWriter(Writer):
 
 
 # ---------------------------------------------------------------- memory of dynamic shape
-# C code that computes sizes and offsets when a dimension changes. A plan for one size of each dimension decides which
-# tensor lies below which. With other sizes, a tensor begins where all below it end, so that none overlap.
+# C code that computes sizes and offsets when a dimension changes. The plan at the tuning sizes fixes the order of the
+# tensors in memory. With other sizes, each tensor begins where the last of the tensors below it ends: none overlap.
 
-# More operations than this take minutes: their number says no more about threads.
+# This many operations take minutes; a larger count would not change the number of threads.
 _MAX_OPERATIONS: Final = 1 << 50
 
 
 class Values:
-    """The values `v[0]`, `v[1]`, … of a context in C: the dimensions, then those that `lines` compute."""
+    """The values `v[0]`, `v[1]`, … of a context in C: the dimensions, then what `lines` compute from them."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._bounds = {entry.name: (entry.min, entry.max) for entry in dimensions}
@@ -420,15 +420,15 @@ class Values:
         self.lines: list[str] = []
 
     def find_largest(self, size: Size) -> int:
-        """Return a number that a size is never above; WrongSize if that does not fit 64 bits."""
+        """Return an upper bound of a size; WrongSize if it does not fit 64 bits."""
         return max(find_bounds(size, self._bounds)[1], 0)
 
     def find_least(self, size: Size) -> int:
-        """Return a number that a size is never below; errors are those of `find_largest`."""
+        """Return a lower bound of a size; errors are those of `find_largest`."""
         return find_bounds(size, self._bounds)[0]
 
     def code(self, size: Size) -> str:
-        """Return the C code of a size where the values are known."""
+        """Return the C code that reads a size, an integer or one of the values."""
         if isinstance(size, int):
             return str(size)
         if size not in self._codes:
@@ -437,7 +437,7 @@ class Values:
         return self._codes[size]
 
     def add(self, code: str) -> str:
-        """Add a value that some C code computes; return the C code that reads it."""
+        """Add a value that this C code computes; return the C code that reads it."""
         variable = f"v[{self.count}]"
         self.lines.append(f"{variable} = {code};")
         self.count += 1
@@ -445,7 +445,7 @@ class Values:
 
 
 def largest(codes: Iterable[str]) -> str:
-    """Return the C code of the largest of some values; 0 for none."""
+    """Return the C code of the maximum of some values; `0` if there are none."""
     result = ""
     for code in codes:
         result = f"tf_largest({result}, {code})" if result else code
@@ -453,16 +453,16 @@ def largest(codes: Iterable[str]) -> str:
 
 
 def padded_code(values: Values, size: Size) -> str:
-    """Return the C code of the bytes of a tensor, with the padding before the next one."""
+    """Return the C code of a tensor's bytes, including the padding before the next tensor."""
     return str(padded(size)) if isinstance(size, int) else f"tf_pad({values.code(size)})"
 
 
 def place_tensors(
     sizes: Sequence[Size], below: Sequence[Sequence[int]], values: Values
 ) -> tuple[list[str], str, int]:
-    """Return the C code of the offset of each tensor, of the size of the arena, and the largest one.
+    """Return the C code of each tensor's offset, the C code of the arena's size, and its maximum size.
 
-    Sizes are in bytes. Each tensor lies above those `below` it, which come before it.
+    Sizes are in bytes. `below` has, for each tensor, the indices of the tensors below it, which precede it.
     """
     offsets: list[str] = []
     ends: list[str] = []
@@ -486,7 +486,7 @@ def _sum(left: str, right: str) -> str:
 
 
 def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the tensors directly below each one.
+    """Return, for each tensor, the tensors directly below it (the transitive reduction of `order`).
 
     >>> reduce_order([[], [0], [0, 1]])
     [[], [0], [1]]
@@ -508,7 +508,7 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 def write_tasks(
     number: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
-    """Return C code that computes how many parallel tasks a kernel call is worth, and their maximum."""
+    """Return C code for the number of parallel tasks that a kernel call is worth, and its maximum."""
     if not sizes:
         most = count_tasks(work)
         operations, loops = str(min(_count(work)[0], _MAX_OPERATIONS)), str(_count(work)[1])
@@ -544,19 +544,20 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
 
 # ---------------------------------------------------------------- work in parallel loops
 # The number of threads for a kernel call. Passing a part of a loop to a spinning thread takes tenths of a microsecond,
-# waking a sleeping one several. So short loops, and programs with only short loops, run on the caller's thread.
+# waking a sleeping thread several microseconds. So short loops, and programs with only short loops, run on the
+# caller's thread.
 
-# Vector operations and loads of a fast core in a nanosecond: 30 were measured in matrix products from the caches, 5 to
-# 10 where kernels wait for memory.
+# Vector operations and loads of a fast core in a nanosecond: 30 were measured in matmuls whose data are in the caches,
+# 5 to 10 where kernels wait for memory.
 _OPERATIONS_PER_NS: Final = 16
-# A function such as erf, in operations.
+# The cost of a call of a math function such as erf, in operations.
 _CALL_OPERATIONS: Final = 16
 _LANES: Final = 16
 _UNKNOWN_EXTENT: Final = 8
-# A function of a user's: its author asked for threads.
+# The assumed cost of a call of a user's C function: large, because its author asked for threads.
 _EXTERN_OPERATIONS: Final = 1 << 17
 
-# The operations that one thread does alone, and the total from which other threads are woken.
+# The least work of one task, and the total work of a program from which other threads are woken.
 _LEAST_TASK_NS: Final = 2_500
 _LEAST_PROGRAM_NS: Final = 100_000
 _MAX_TASKS: Final = 1024
@@ -565,7 +566,7 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """A part of a kernel's work in parallel loops: operations and loop starts, each times all extents."""
+    """Part of a kernel's work in parallel loops: operations and loop starts, per product of `extents`."""
 
     extents: tuple[str, ...]
     operations: int
@@ -575,18 +576,18 @@ class ParallelWork(NamedTuple):
 def estimate_parallel_work(
     function: tirx.PrimFunc, names: Mapping[Any, str]
 ) -> tuple[ParallelWork, ...]:
-    """Return the work of a scheduled kernel in parallel loops, with names of its dynamic shapes."""
+    """Return the work of a scheduled kernel in parallel loops; `names` are those of its dynamic sizes."""
     work = _count_operations(function.body, _Repeats(1.0), names, is_parallel=False)
     return tuple(ParallelWork(key, int(total), int(loops)) for key, (total, loops) in work.items())
 
 
 def _count(work: Sequence[ParallelWork]) -> tuple[int, int]:
-    """Return the operations of a kernel of fixed sizes, and how often its loops begin."""
+    """Return the operations of a kernel of fixed sizes, and how often its parallel loops start."""
     return sum(part.operations for part in work), sum(part.loops for part in work)
 
 
 def count_tasks(work: Sequence[ParallelWork]) -> int:
-    """Return into how many tasks a loop of a kernel of fixed sizes is worth dividing; 1 if it is not."""
+    """Return the number of tasks for each parallel loop of a kernel of fixed sizes; 1 for short loops."""
     operations, loops = _count(work)
     ns = operations / _OPERATIONS_PER_NS / max(loops, 1)
     return min(max(int(ns / _LEAST_TASK_NS), 1), _MAX_TASKS)
@@ -595,7 +596,7 @@ def count_tasks(work: Sequence[ParallelWork]) -> int:
 def count_useful_tasks(
     works: Mapping[str, Sequence[ParallelWork]], calls: Iterable[str]
 ) -> dict[str, int]:
-    """Return the tasks into which each kernel's parallel loops are worth dividing; 1 if they are not.
+    """Return the number of tasks for each kernel's parallel loops; 1 where threads do not pay off.
 
     >>> works = {"dense": [ParallelWork((), 1_920_000, 1)], "gru": [ParallelWork((), 960_000, 50)]}
     >>> count_useful_tasks(works, ["dense", "gru"])
@@ -609,7 +610,7 @@ def count_useful_tasks(
 
 
 class _Repeats(NamedTuple):
-    """The number of runs of a statement: a number times all extents that are dynamic."""
+    """How often a statement runs: a constant factor times the extents that are dynamic."""
 
     times: float
     extents: tuple[str, ...] = ()
@@ -620,14 +621,14 @@ class _Repeats(NamedTuple):
         return _Repeats(self.times * extent, self.extents)
 
 
-# Products of dynamic extents -> the operations in parallel loops, and the number of loop starts.
+# Dynamic extents, to be multiplied -> the operations in parallel loops, and the loop starts.
 _Work = dict[tuple[str, ...], tuple[float, float]]
 
 
 def _count_operations(
     body: Any, repeats: _Repeats, names: Mapping[Any, str], *, is_parallel: bool
 ) -> _Work:
-    """Return the operations in parallel loops of a statement that runs so often, and their beginnings."""
+    """Return the operations in parallel loops, and the loop starts, of a statement run `repeats` times."""
     work: _Work = {}
 
     def add(extents: tuple[str, ...], operations: float, loops: float) -> None:
@@ -666,7 +667,7 @@ def _read_extent(extent: Any, names: Mapping[Any, str]) -> float | Size:
     if isinstance(extent, tirx.IntImm):
         return int(extent)
     try:
-        # others depend on the position in another loop
+        # an unknown extent depends on the variable of another loop
         is_known = set(list_symbols(extent)) <= names.keys()
         return named_size_text(extent, names) if is_known else _UNKNOWN_EXTENT
     except NoSize:

@@ -1,7 +1,7 @@
 """Kernels as plain C functions: pointers to tensors in, an error code out, no packed arguments.
 
-TVM's `MakePackedAPI` wraps every kernel in checks of packed arguments. A C library calls its kernels with tensors that it
-has planned, so that each kernel is `int32_t kernel(void *tensor, ..., int64_t size, ...)` here.
+TVM's `MakePackedAPI` wraps every kernel in checks of packed arguments. A C library passes only tensors that it has
+planned itself, so the checks are dropped: each kernel is `int32_t kernel(void *tensor, ..., int64_t size, ...)`.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ _HALF_OF_DOUBLE: Final = ["float16", "float64"]
 def _round_doubles_to_half(cast: tirx.Cast) -> tirx.Expr:
     """Cast float64 to float16 without `__truncdfhf2`, which only recent systems have.
 
-    A float32 that is rounded to odd rounds like the float64 value (Boldo and Melquiond, 2008).
+    Rounding to odd to float32 first gives the same float16 as rounding directly (Boldo and Melquiond, 2008).
     """
     dtypes = [str(expr.ty.dtype) for expr in (cast, cast.value)]
     return tirx.Cast("float16", _round_to_odd(cast.value)) if dtypes == _HALF_OF_DOUBLE else cast
 
 
 def _round_to_odd(value: tirx.Expr) -> tirx.Expr:
-    """Return a float64 as float32: between two of them, as the one whose last bit is 1."""
+    """Round a float64 to odd: if it is between two float32 values, to the one whose last bit is 1."""
     nearest = tirx.Cast("float32", value)
     back = tirx.Cast("float64", nearest)
     bits = tirx.reinterpret("uint32", nearest)
     one, zero = tirx.const(1, "uint32"), tirx.const(0, "uint32")
     is_larger = tirx.abs(back) > tirx.abs(value)
     odd = (bits - tirx.Select(is_larger, one, zero)) | one
-    # a NaN equals nothing, and stays what it is
+    # both comparisons are false for a NaN, which stays a NaN
     is_between = tirx.any(back < value, back > value)
     return tirx.reinterpret("float32", tirx.Select(is_between, odd, bits))
 
 
-# Up to what TVM's pipeline ends with, `MakePackedAPI`.
+# TVM's pipeline without its last pass, `MakePackedAPI`.
 _PASSES: Final = (_round_doubles_to_half, *CPU_PASSES, tirx.transform.SplitHostDevice)
 _ALLOCATION_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
@@ -92,7 +92,7 @@ def list_size_parameters(function: tirx.PrimFunc) -> tuple[Any, ...]:
 
 
 def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
-    """Return a size as an expression of the named variables of a kernel; NoSize for others."""
+    """Return a size as an expression of a kernel's named variables; NoSize if it has other terms."""
     variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
     return size_text(replace_variables(size, variables))
 
@@ -105,7 +105,7 @@ def lower_kernels(
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
-    `observe` receives the kernels after memory allocation; `layouts` are those of weights that ISA levels share.
+    `observe` receives the kernels after memory allocation; `layouts` are the layouts of weights that ISA levels share.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)
@@ -133,7 +133,7 @@ def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """Return a kernel that takes a pointer for each tensor, then its sizes, and returns 0."""
+    """Return a kernel that takes a pointer for each tensor, then the sizes, and returns 0."""
     declarations, pointers = [], []
     sizes = list_size_parameters(function)
     for param in function.params:
@@ -145,14 +145,14 @@ def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.P
         if isinstance(offset := param.ty.elem_offset, ir.Var):
             declarations.append(tirx.Bind(offset, tirx.const(0, str(offset.ty.dtype))))
         declarations.append(tirx.DeclBuffer(param, data=pointer))
-    # The C code of the program reads whether a kernel failed.
+    # Assertions are removed: the C code of the program checks whether a kernel failed.
     body = tvm_ffi.structural_map(function.body, (tirx.AssertStmt, lambda _: tirx.Evaluate(0)))
-    # What LowerTVMBuiltin and the code generator expect of the code around a kernel.
+    # LowerTVMBuiltin and the code generator expect these attributes around a kernel.
     for pointer in pointers:
         body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(ALIGNMENT, "int32"), body)
     for key, value in (("device_id", 0), ("device_type", _CPU)):
         body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
-    # Frees of workspaces belong to a scope of their own: after the return they would be lost.
+    # Workspaces are freed at the end of their scope. Without this inner scope, that would be after the return.
     body = tirx.AttrStmt(ir.StringImm("kernel"), "tvmflow.scope", tirx.const(0, "int32"), body)
     body = tirx.SeqStmt([*declarations, body, tirx.Return(tirx.const(0, "int32"))])
     attributes = {
@@ -172,7 +172,7 @@ _DIRECTIVE: Final = re.compile(r"\s*\.(\w+)")
 _FUNCTION: Final = re.compile(r"^[ \t]*\.(?:globl|weak|type|def)\s+([^\s,;]+)", re.MULTILINE)
 _WORD: Final = re.compile(r"[\w.$@?]+")
 _SECTIONS: Final = ("section", "text", "data", "bss")
-# Of other sections, none is code or a constant.
+# Sections with code or constants; all others are left out.
 _KEPT_SECTIONS: Final = re.compile(r"\.text\b|\.rodata|\.rdata|__TEXT,__(text|const|literal)")
 _DATA: Final = frozenset(
     "byte short value word hword long quad xword zero space skip ascii asciz string int8 int16 int32 int64".split()
@@ -180,7 +180,7 @@ _DATA: Final = frozenset(
 
 
 def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_c: bool) -> str:
-    """Compile a scheduled kernel as `build` does, and return its code as text."""
+    """Compile a scheduled kernel as `build` does, and return its assembly."""
     symbol = str(kernel.attrs["global_symbol"])
     functions = {tvm.ir.GlobalVar(symbol): kernel}
     if is_plain_c:
@@ -195,7 +195,7 @@ def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_
 def strip_assembly(text: str, symbol: str) -> str:
     """Return the assembly of a function and its callees: instructions, constants, used labels.
 
-    Systems and TVM put prefixes before the name of the function.
+    The function's name may have a prefix from the system or TVM.
     """
     functions = set(_FUNCTION.findall(text))
     lines = list(_keep_code(text.splitlines()))
@@ -218,7 +218,7 @@ def strip_assembly(text: str, symbol: str) -> str:
 
 
 def _keep_code(lines: list[str]) -> Iterator[str]:
-    """Yield labels, instructions and data of the sections with code and constants, after their directives."""
+    """Yield the lines of sections with code or constants: the section's directive, labels, code, data."""
     section, is_kept, is_new = "", True, False
     for line in lines:
         directive = _DIRECTIVE.match(line)
@@ -226,7 +226,7 @@ def _keep_code(lines: list[str]) -> Iterator[str]:
             is_kept = bool(_KEPT_SECTIONS.search(line))
             is_new, section = line != section, line
             continue
-        # instructions and data: no empty lines, no assignments, and no other directives
+        # keep instructions and data; drop empty lines, assignments and other directives
         is_code = directive[1] in _DATA if directive else bool(line.strip()) and " = " not in line
         if is_kept and (is_code or _LABEL.match(line)):
             if is_new:
@@ -236,20 +236,20 @@ def _keep_code(lines: list[str]) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- layouts of weights
-# Blocks of channels are as wide as vectors, which differ between ISA levels. All levels share weights in blocks of the
-# widest vectors: a kernel with narrower vectors reads parts of these blocks.
+# Blocks of channels are as wide as vectors, whose widths differ between ISA levels. All levels share weights in blocks
+# of the widest vectors: a kernel with narrower vectors reads parts of these blocks.
 
-# Smaller weights are not worth other code.
+# Smaller weights keep their layout: sharing them saves too little.
 _MIN_BYTES: Final = 4096
 # The rows and columns of Winograd's transformed kernels, F(2×2), F(4×2) and F(4×4).
 _EDGES: Final = (4, 6)
 
 
 class SharedLayout(NamedTuple):
-    """A tensor whose last axis is a block of channels, with `ratio` blocks joined to one.
+    """The layout of a tensor whose last axis is a block of channels, with each `ratio` blocks joined.
 
-    `axes` are pairs of axes: the index of a block, and the position in it. The length of a `padded` axis (-1 for none)
-    becomes a multiple of `ratio`.
+    `axes` has pairs of axes: the index of a block, and the position in the block. The axis `padded` (-1 for none) is
+    padded to a multiple of `ratio`.
     """
 
     shape: tuple[int, ...]
@@ -285,7 +285,7 @@ class SharedLayout(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> SharedLayout | None:
-        """Return the layout of weights; None for unchanged ones. Any layout is correct."""
+        """Return the shared layout of weights; None to keep theirs. It affects speed, not results."""
         shape = array.shape
         ratio = SHARED_LANES // shape[-1] if shape and shape[-1] in (4, 8) else 1
         if ratio == 1 or array.nbytes < _MIN_BYTES or len(shape) < 3:
@@ -306,13 +306,13 @@ class SharedLayout(NamedTuple):
 
 
 KernelLayouts = Mapping[str, Mapping[int, SharedLayout]]
-"""The layouts of weights by kernel and parameter."""
+"""The layouts of weights by kernel and index of the parameter."""
 
 
 def share_weights(
     mod: tvm.IRModule, weights: Sequence[Array]
 ) -> tuple[list[Array], dict[str, dict[int, SharedLayout]]]:
-    """Return the weights of a lowered model in layouts that levels share, and these layouts by kernel."""
+    """Return a lowered model's weights in layouts that ISA levels share, and the layouts by kernel."""
     variables = list_weights(mod["main"])
     layouts = {
         var: layout
@@ -321,7 +321,7 @@ def share_weights(
     }
     uses: dict[tuple[str, int], set[Any]] = {}
     functions = [own for _, own in mod.functions_items() if isinstance(own, relax.Function)]
-    # those of variables beside the calls of kernels
+    # uses of variables other than as operands of kernel calls
     others = Counter(var for own in functions for var in find_nodes(own.body, relax.Var))
     for call in (call for own in functions for call in find_nodes(own.body, tvm.ir.Call)):
         if operator_name(call) != "relax.call_tir":
@@ -355,9 +355,9 @@ def share_weights(
 
 
 def _list_readable(kernel: tirx.PrimFunc) -> set[int]:
-    """Return the parameters of a kernel that it only loads from, by their indices."""
+    """Return the indices of the parameters that a kernel only loads from."""
     if len(kernel.params) < 3:
-        # a copy may become a view
+        # a kernel that copies its input may become a view of it
         return set()
     blocks = find_nodes(kernel.body, SBlock)
     known = [region.source for block in blocks for region in (*block.reads, *block.writes)]
@@ -376,7 +376,7 @@ def _list_readable(kernel: tirx.PrimFunc) -> set[int]:
 
 
 def read_shared(layouts: KernelLayouts) -> tvm.transform.Pass:
-    """Return a pass that lets kernels read weights in shared layouts, once they have loops and no blocks."""
+    """Return a pass that makes kernels read weights in shared layouts; it runs after blocks are lowered."""
 
     def transform(kernel: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         known = layouts.get(str((kernel.attrs or {}).get("global_symbol", "")))

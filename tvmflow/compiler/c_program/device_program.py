@@ -38,7 +38,7 @@ Extents = tuple[int, int, int]
 
 
 class Scalar(NamedTuple):
-    """A number that a launch passes besides tensors; `dtype` is NumPy's name."""
+    """A scalar argument of a launch; `dtype` is NumPy's name."""
 
     dtype: str
     value: int | float
@@ -49,9 +49,9 @@ class Scalar(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch of a device function: blocks of threads (`grid`), and threads of a block.
+    """A launch of a device function: a grid of blocks of threads.
 
-    Arguments are positions in the list of the kernel's tensors and scratch buffers; scalars follow them.
+    Arguments are indices into the kernel's tensors followed by its scratch buffers; scalars come after them.
     `shared_bytes` is the dynamic shared memory of a block.
     """
 
@@ -64,7 +64,7 @@ class Launch(NamedTuple):
 
 
 class DeviceKernel(NamedTuple):
-    """A kernel as launches, with the bytes of each buffer on the device that it needs while it runs."""
+    """A kernel as launches, with the bytes of each scratch buffer that it needs on the device."""
 
     name: str
     launches: tuple[Launch, ...]
@@ -72,7 +72,7 @@ class DeviceKernel(NamedTuple):
 
 
 class DeviceProgram(NamedTuple):
-    """Kernels for a device, and the device functions, ready for the code generator of the target."""
+    """Kernels for a device, and the device functions that they launch, ready for code generation."""
 
     functions: tvm.IRModule
     kernels: Mapping[str, DeviceKernel]
@@ -85,7 +85,7 @@ def lower_device_kernels(
 
     UnsupportedKernel if one does something on the host besides launching, or has dynamic shapes.
     """
-    # drivers use a name as that of a file
+    # drivers name files after kernels, so long names are cut
     names = {
         name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{place}": name
         for place, name in enumerate(sorted(kernels))
@@ -114,7 +114,7 @@ def lower_device_kernels(
 
 
 def has_threads(kernel: tirx.PrimFunc) -> bool:
-    """Return whether a scheduled kernel is for a device: it has threads there."""
+    """Return whether a scheduled kernel binds loops to threads of a device."""
     return any(
         getattr(node, "thread_binding", None) is not None
         or getattr(node, "attr_key", "") == "thread_extent"
@@ -138,12 +138,12 @@ _IS_DEVICE_FUNCTION: Final = "tirx.is_global_func"
 _LAUNCH: Final = "tirx.call_ffi_kernel"
 _DYNAMIC_MEMORY: Final = "tirx.use_dyn_shared_memory"
 _AXES: Final = "xyz"
-# More launches than this are more code than a model is worth.
+# A kernel with more launches is rejected: their code would be too large.
 _MOST_LAUNCHES: Final = 1 << 16
 
 _LONGEST_NAME: Final = 60
 
-# TVM's pipeline `s_tir`, until kernels are functions for a host and a device.
+# TVM's pipeline `s_tir`, up to the split of kernels into functions for the host and the device.
 _PASSES: Final = (
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.LowerCrossThreadReduction,
@@ -197,7 +197,7 @@ _DEVICE_PASSES: Final = (
 
 
 def _without_offsets(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel whose tensors begin where their pointers point to."""
+    """Return a kernel whose tensors have no offset: each begins at its pointer."""
     offsets = {}
     for param in function.params:
         if not hasattr(param.ty, "shape") or any(map(is_dynamic, param.ty.shape)):
@@ -213,7 +213,7 @@ class _Evaluation:
         self._launches: list[Launch] = []
         self._scratch: list[int] = []
         self._tensors = len(function.params)
-        # a buffer -> its place in the list of tensors
+        # a buffer -> its index in the list of tensors
         self._places: dict[Any, int] = {param: place for place, param in enumerate(function.params)}
         self._values: dict[Any, Any] = {}
         self._analyzer = tvm.sym.Analyzer()
@@ -256,7 +256,7 @@ class _Evaluation:
             )
 
     def _launch(self, call: Any) -> None:
-        """Add a launch: its function, pointers, numbers, then its extents."""
+        """Add a launch; the call has the function, pointers, scalars, then the extents."""
         if len(self._launches) == _MOST_LAUNCHES:
             raise UnsupportedKernel(self._name, f"it has more than {_MOST_LAUNCHES} launches")
         names = [str(name) for name in call.attrs.launch_params]
@@ -307,8 +307,8 @@ def _read_extents(kind: str, extents: Mapping[str, int]) -> Extents:
 
 
 # ---------------------------------------------------------------- programs
-# A tensor may be in the memory of the host, on the device, or in both. Kernels for the CPU run between
-# launches in the same program; a tensor is copied when a step needs it where it is not.
+# A tensor may be in the memory of the host, of the device, or of both. Kernels for the CPU run between launches in the
+# same program. A tensor is copied when a step needs it in the other memory.
 
 # `TF_DEVICE_ALIGNMENT` of `device.h`.
 _pad: Final = partial(padded, alignment=512)
@@ -316,15 +316,15 @@ _pad: Final = partial(padded, alignment=512)
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Copy):
-    """A copy of a result to an output, which is left out where the program wants it on the device."""
+    """A copy of a result to an output on the host, skipped if the program bound a device output."""
 
 
 _Where = dict[Storage, set[str]]
-"""A tensor -> `host`, `device` or both: where its content is."""
+"""A tensor -> the memories that have its content: `host`, `device` or both."""
 
 
 class TensorsOnDevice(NamedTuple):
-    """Device tensors by index: those to which inputs are copied, and outputs that end on the device."""
+    """Device tensors by index: the device copies of inputs, and the outputs that end on the device."""
 
     inputs: Mapping[int, Storage]
     outputs: Mapping[int, Storage]
@@ -333,8 +333,8 @@ class TensorsOnDevice(NamedTuple):
 def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
     """Place each tensor on the host, on the device or on both, and add the copies between them.
 
-    Calls of device kernels then have only tensors in the memories `device` and `constant`, scratch memory last. Memory
-    on the device is planned here; that of the host must not be planned yet.
+    Afterwards, device kernels take only tensors in the memories `device` and `constant`, then scratch buffers. Device
+    memory is planned here; host memory must not be planned yet.
     """
     placement = _Placement(program, kernels)
     program.steps = placement.place()
@@ -347,7 +347,7 @@ class _Placement:
         self._program = program
         self._kernels = kernels
         self._twins: dict[Storage, Storage] = {}
-        # input (or output) index -> its tensor on the device; outputs that end on the host have none
+        # index of an input or output -> its tensor on the device; outputs that end on the host have none
         self.uploaded: dict[int, Storage] = {}
         self.delivered: dict[int, Storage] = {}
 
@@ -396,7 +396,7 @@ class _Placement:
     def _place_copy(self, copy: Copy, where: _Where, placed: list[Step]) -> None:
         source, target = copy.source.resolve(), copy.target.resolve()
         sides = self._sides(source, where)
-        # outputs are copied there at once
+        # outputs are copied to the host directly
         source_side = _HOST if target.place == "output" and _HOST in sides else _first(sides)
         target_side = _HOST if target.place == "output" else source_side
         placed.append(Copy(self._twin(source, source_side), self._twin(target, target_side)))
@@ -420,7 +420,7 @@ class _Placement:
         return {_HOST, _DEVICE} if storage.place == "constant" else where[storage]
 
     def _bring(self, storage: Storage, place: str, where: _Where, placed: list[Step]) -> None:
-        """Have the content of a tensor in a memory."""
+        """Append a copy of a tensor to a memory unless its content is there."""
         sides = self._sides(storage, where)
         if place not in sides:
             placed.append(Copy(self._twin(storage, _first(sides)), self._twin(storage, place)))
@@ -437,7 +437,7 @@ _DEVICE: Final = "device"
 
 
 def _first(sides: set[str]) -> str:
-    """Return where a tensor is copied from: on the device, if it is there."""
+    """Return the memory to copy a tensor from: the device if its content is there, else the host."""
     return _DEVICE if _DEVICE in sides else _HOST
 
 
@@ -445,7 +445,7 @@ def _first(sides: set[str]) -> str:
 
 
 class DeviceCode(NamedTuple):
-    """The code of a device in a library: its name in C, size and digest, and the tensors on the device."""
+    """The device code in a library: its C name, size and digest, the kernels, the device's tensors."""
 
     kernels: Mapping[str, DeviceKernel]
     tensors: TensorsOnDevice
@@ -455,7 +455,7 @@ class DeviceCode(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """A tensor on the device: fields of `tf_place`, and the number of an input or output, from 1."""
+    """A tensor on the device: the fields of `tf_place`; `outer` numbers inputs and outputs from 1."""
 
     offset: int
     bytes: int
@@ -483,10 +483,10 @@ class DeviceWriter(Writer):
         self._launched: dict[str, None] = {}
         self._most_pointers = 0
         outer = [*device.tensors.inputs.values(), *device.tensors.outputs.values()]
-        # a program's own memory replaces these
+        # the calling program may replace these by its own device memory
         self._outer = {storage: place for place, storage in enumerate(dict.fromkeys(outer), 1)}
         self._host_inputs: set[int] = set()
-        # a copy from the device may not be complete
+        # whether a copy from the device may still be running
         self._is_pending = False
 
     def _write_plan(self) -> list[str]:
@@ -563,7 +563,7 @@ class DeviceWriter(Writer):
 
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
         lines = super()._write_steps(steps, indent)
-        # the runtime waits at the end of all steps; after a branch, nothing knows which side ran
+        # the runtime waits at the end of all steps; a branch waits itself: later code cannot know which side ran
         is_branch = steps is not self._program.steps
         return [*lines, *self._write_wait(indent)] if is_branch else lines
 
@@ -585,7 +585,7 @@ class DeviceWriter(Writer):
             address = super()._address(source)
             copy_in = f"TF_TRY(tf_copy_in(tf->stream, {place}, {address}, {size}));"
             if source.place == "input":
-                # it may be there already
+                # not copied if the calling program bound its own device memory
                 copy_in = f"if (!tf->bound[{source.index}]) {copy_in}"
             return [*self._write_wait(indent), f"{indent}{copy_in}"]
         if source.place == "device":
@@ -593,7 +593,7 @@ class DeviceWriter(Writer):
             place = f"tf->handles[{self._number(source)}]"
             copy_out = f"TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {place}, {size}));"
             if isinstance(copy, Delivery) and target.index < self._program.count_described():
-                # a program may want it there
+                # not copied if the calling program bound its own device memory
                 copy_out = f"if (!tf->bound[TF_STATUS(INPUTS) + {target.index}]) {copy_out}"
             return [f"{indent}{copy_out}"]
         return [*self._write_wait(indent), *super()._write_step(copy, indent)]
@@ -623,7 +623,7 @@ class DeviceWriter(Writer):
 
 
 def _name_list(lists: dict[str, str], ctype: str, prefix: str, items: Iterable[str]) -> str:
-    """Return the name of a constant list, each content once; NULL for no items."""
+    """Return the name of a C array with these items, shared by equal lists; `NULL` for no items."""
     values = ", ".join(items)
     if not values:
         return "NULL"

@@ -36,11 +36,11 @@ class Storage:
     """The memory of a tensor, which views of it share.
 
     Attributes:
-        bytes: Its size; with dynamic shapes, that at the tuning sizes.
+        bytes: Its size; with dynamic shapes, its size at the tuning sizes.
         index: The index of the input, output or constant.
-        offset: Its offset in the arena, likewise.
+        offset: Its offset in the arena; with dynamic shapes, its offset at the tuning sizes.
         replacement: The storage that replaced it.
-        open_bytes: Its size as an expression of the dimensions, with dynamic shapes.
+        open_bytes: With dynamic shapes, its size as an expression of the dimensions.
     """
 
     place: Place
@@ -56,7 +56,7 @@ class Storage:
         return self.open_bytes or self.bytes
 
     def resolve(self) -> Storage:
-        """Return the storage that replaced it last; itself if none did."""
+        """Follow the replacements to the last one; return the storage itself if there is none."""
         storage = self
         while storage.replacement is not None:
             storage = storage.replacement
@@ -65,7 +65,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A call of a kernel with its tensors, first the `inputs` ones that it reads, and sizes."""
+    """A call of a kernel with its tensors and sizes; it reads the first `inputs` tensors."""
 
     kernel: str
     tensors: tuple[Storage, ...]
@@ -75,7 +75,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a whole tensor, to an offset in bytes of another one."""
+    """A copy of a whole tensor into another tensor, at an offset in bytes."""
 
     source: Storage
     target: Storage
@@ -89,7 +89,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Steps for a condition, a tensor of one boolean, that is true, and for one that is false."""
+    """The steps of both branches of an If; the condition is a tensor of one boolean."""
 
     condition: Storage
     if_true: tuple[Step, ...]
@@ -97,7 +97,7 @@ class Branch:
 
     @property
     def tensors(self) -> tuple[Storage, ...]:
-        """The condition; steps have their own."""
+        """The condition; the steps of the branches list their own tensors."""
         return (self.condition,)
 
 
@@ -105,7 +105,7 @@ Step = KernelCall | Copy | Branch
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield each step, a branch before the steps of one side and then of the other."""
+    """Yield each step; a branch is followed by the steps of its true side, then of its false side."""
     for step in steps:
         yield step
         if isinstance(step, Branch):
@@ -116,8 +116,8 @@ class AppendedState(NamedTuple):
     """A state to which a step appends in place.
 
     Attributes:
-        outer: The number of its blocks.
-        row: The bytes of a row of a block.
+        outer: The number of blocks.
+        row: The bytes of a row in a block.
     """
 
     before: Storage
@@ -131,14 +131,14 @@ class Program:
     """A model as steps in order, and its tensors.
 
     Attributes:
-        outputs: The outputs of `main`, then the `counts` of some.
-        constants: All different constants.
+        outputs: The outputs of `main`, followed by the counts of outputs with `counts`.
+        constants: The constants; equal ones are stored once.
         arena: The bytes of memory for all other tensors; `device_arena` those on a device.
-        input_shapes: The shapes of inputs, with dimensions.
+        input_shapes: With dynamic dimensions, the shapes of the inputs.
         axes: All dynamic sizes of tensors.
-        above: For each tensor in the arena, with dimensions, the tensors below it.
-        has_placed_constants: Whether constants have offsets now; otherwise linking places them.
-        appended: The states whose input and output are in one memory, with the axis along which they grow outermost.
+        above: With dynamic dimensions, the tensors below each tensor in the arena.
+        has_placed_constants: Whether constants have offsets already; otherwise linking places them.
+        appended: The states whose input and output share memory, with the axis along which they grow outermost.
     """
 
     steps: tuple[Step, ...] = ()
@@ -157,7 +157,7 @@ class Program:
     appended: list[AppendedState] = field(default_factory=list)
 
     def count_described(self) -> int:
-        """Return how many outputs are the model's own: those before the counts."""
+        """Return the number of the model's own outputs, without the counts that follow them."""
         return len(self.outputs) - 1 - max((entry.place for entry in self.counts), default=-1)
 
 
@@ -171,7 +171,7 @@ def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
     try:
         return _Reader(mod).read(weights)
     except UnsupportedProgram as error:
-        # what the frontend knows is closer to the user's model
+        # the frontend's reason is in terms of the user's model
         if known := (mod["main"].attrs or {}).get(SIZES_NEEDED):
             raise UnsupportedProgram(str(known)) from error
         raise
@@ -217,7 +217,7 @@ class _Reader:
         dimensions = read_dimensions(main)
         names = {entry.name for entry in dimensions}
         self._program.dimensions = dimensions
-        # the variables of the dimensions themselves: others may have such a name too
+        # the variables of the dimensions; other variables may have the same names
         self._symbols = {
             symbol
             for param in main.params
@@ -244,7 +244,7 @@ class _Reader:
             self._values[param] = self._add_constant(weight)
         steps: list[Step] = []
         for index, source in enumerate(list(_flatten(self._read_sequence(main.body, steps)))):
-            # a result is computed in the output's own memory, or copied there
+            # a result is computed in the output's memory if possible, else copied there
             output, source = _like(source, "output", index), source.resolve()
             if source.place == "arena":
                 source.replacement = output
@@ -356,7 +356,7 @@ class _Reader:
             raise UnsupportedProgram(_OPEN_SHAPES)
         kernel, values = call.args[0].name_hint, call.args[1]
         self._check_kernel(call.args[0])
-        # the type of each tensor, or a size itself
+        # the type of each tensor, or the size that is an argument itself
         types: list[Any] = []
         arguments = []
         for item in values.fields if isinstance(values, relax.Tuple) else [values]:
@@ -366,7 +366,7 @@ class _Reader:
                 arguments.append(item)
                 types += _flatten_type(item.ty)
         inputs = tuple(_flatten(tuple(self._read_value(item, steps) for item in arguments)))
-        # its input and its output are one tensor
+        # input and output of such a kernel are one tensor
         role = str(self._mod[call.args[0]].attrs.get(ROLE, ""))
         if role in (ENTER, EXIT) or self._is_view(call.args[0]):
             return inputs[0]
@@ -399,7 +399,7 @@ class _Reader:
             else:
                 _match(param.ty.shape, _sizes_of_type(ty), bound)
         if not bound.keys() >= set(parameters):
-            # the type of an argument, such as the result of a condition, does not say its shape
+            # some arguments, such as the result of an If, have no shape in their type
             raise UnsupportedProgram(_OPEN_SHAPES)
         return tuple(self._read_size(bound[variable]) for variable in parameters)
 
@@ -422,7 +422,7 @@ class _Reader:
         return result
 
     def _check_kernel(self, var: tvm.ir.GlobalVar) -> None:
-        """Raise UnsupportedProgram where a kernel calls a function of TVM's runtime."""
+        """Raise UnsupportedProgram if a kernel calls a function of TVM's runtime."""
         if var.name_hint in self._checked:
             return
         self._checked.add(var.name_hint)
@@ -433,7 +433,7 @@ class _Reader:
                 )
 
 
-# Constants up to this size are compared, so that equal ones are stored once, in bytes.
+# The bytes up to which constants are compared, so that equal ones are stored once.
 _MAX_COMPARED: Final = 1 << 16
 _OPEN_SHAPES: Final = "shapes that are known only when it runs"
 _PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked"})
@@ -474,7 +474,7 @@ def _like(storage: Storage, place: Place, index: int = 0) -> Storage:
 
 
 def multiply(*sizes: Size) -> Size:
-    """Return the product of sizes, with one number at most.
+    """Return the product of sizes, with at most one integer factor.
 
     >>> multiply(4, "seq", 3, "h + 1"), multiply(4, 3)
     ('12 * seq * (h + 1)', 12)
@@ -514,16 +514,16 @@ def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
 
 
 def _describe(call: Any, name: str) -> str:
-    """Return what a call needs of TVM's runtime."""
+    """Return a phrase for the function or operator of TVM's runtime that a call needs."""
     if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
         return f"the function {call.args[0].global_symbol} of TVM's runtime"
     return f"the operator {name.removeprefix('relax.')}"
 
 
 # ---------------------------------------------------------------- memory plan
-# The arena, in which tensors that live at different times share memory. The plan is greedy by size: the largest tensor
-# first, each at the lowest offset where no tensor lies that lives at the same time (Pisarchyk and Lee, "Efficient Memory
-# Management for Deep Neural Net Inference", 2020).
+# Tensors with disjoint lifetimes share memory in the arena. The plan is greedy by size: it places the largest tensor
+# first, each at the lowest offset that no tensor with an overlapping lifetime occupies (Pisarchyk and Lee, "Efficient
+# Memory Management for Deep Neural Net Inference", 2020).
 
 
 class _Lifetime(NamedTuple):
@@ -539,7 +539,7 @@ def plan_memory(program: Program) -> None:
     """Plan the arena: assign an offset to each tensor, and set the arena's size."""
     placed, program.arena = plan_arena(program.steps, "arena", padded)
     if program.dimensions:
-        # one that is empty in this plan may have the offset of others
+        # a tensor that is empty at the tuning sizes may share its offset with others
         ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
         program.above = {
             entry.storage: [other.storage for other in ordered[:index] if entry.overlaps(other)]
@@ -550,7 +550,10 @@ def plan_memory(program: Program) -> None:
 def plan_arena(
     steps: Sequence[Step], place: Place, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
-    """Assign an offset to each tensor of a memory, padded by `pad`; return the tensors and all bytes."""
+    """Assign an offset to each tensor of a memory; return the tensors and the bytes of the arena.
+
+    `pad` rounds a tensor's bytes up.
+    """
     # the first and the last step that touch each tensor
     spans: dict[Storage, tuple[int, int]] = {}
     for number, step in enumerate(walk(steps)):

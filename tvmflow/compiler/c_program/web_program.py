@@ -58,9 +58,9 @@ DEFAULT_LIMITS: Final[Mapping[str, int]] = {
     "maxStorageBufferBindingSize": 134217728,
     "maxBufferSize": 268435456,
 }
-"""The limits that every implementation of WebGPU supports (https://www.w3.org/TR/webgpu/#limits)."""
+"""The default limits, which every WebGPU device supports (https://www.w3.org/TR/webgpu/#limits)."""
 
-# An extension of WGSL -> the feature of the device that it needs.
+# An extension of WGSL -> the device feature that it needs.
 _FEATURES: Final[Mapping[str, str]] = {"f16": "shader-f16", "subgroups": "subgroups"}
 # The element types of tensors.
 _ELEMENTS: Final = frozenset({"f32", "i32", "u32", "f16"})
@@ -73,14 +73,14 @@ _FIELDS: Final = re.compile(r"struct PODArgs \{([^}]*)\}")
 _ENABLED: Final = re.compile(r"^enable (\w+);", re.MULTILINE)
 _SHARED: Final = re.compile(r"var<workgroup> \w+ : array<(vec(\d)<)?\w(\d+)>?, (\d+)>;")
 _SPLAT: Final = re.compile(r"(vec4<\w+>)\(([^,]+)(?:, \2){3}\)")
-# what follows a dot is a member
+# a name after a dot is a member, which keeps its name
 _NAME: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _VALUE: Final = re.compile(r"let (\w+) : .*;")
 _DECLARED: Final = re.compile(r"\b(?:let|var(?:<[\w, ]+>)?|fn)\s+([A-Za-z_]\w*)")
 
 
 def compile_web_program(model: ScheduledModel, folder: Path) -> None:
-    """Write the steps of a model as JSON, its kernels as WGSL, and its weights; StageError if it cannot."""
+    """Write a model's steps as JSON, kernels as WGSL, and weights; StageError if it is not supported."""
     mod, weights, target = model
     try:
         program = read_program(mod, list(map(to_int32, weights)))
@@ -102,7 +102,7 @@ def compile_web_program(model: ScheduledModel, folder: Path) -> None:
         for array in program.constants:
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             file.write(bytes(-array.nbytes % _ALIGNMENT))
-        # a package has no empty file
+        # packages must not contain empty files, so models without weights get some bytes
         file.write(bytes(_ALIGNMENT))
 
 
@@ -112,7 +112,8 @@ def compile_web_program(model: ScheduledModel, folder: Path) -> None:
 class _Function(NamedTuple):
     """A function on the device: a module of WGSL, the name of its entry point, and its parameters.
 
-    `access` has `r` for each tensor that it only reads, `w` for others. Launches also pass a value for each field.
+    `access` has `r` for each tensor that the function only reads, and `w` for each other tensor. Launches also pass one
+    scalar for each of its `fields`.
     """
 
     source: str
@@ -140,9 +141,9 @@ def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> di
 def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function with fewer branches and expressions: browsers compile slowly.
 
-    All parts of a condition are tested, and unneeded values may be loaded: WGSL defines the result of any load and any
-    division. SwiftShader takes twice as long for each branch more within a loop, and copies of padded tensors had five
-    for each element.
+    Conditions lose their short-circuit evaluation, so values that are not needed may be loaded. That is safe: WGSL
+    defines the result of any load and any division. With SwiftShader, each further branch in a loop doubles the
+    compile time, and copies of padded tensors had five branches for each element.
     """
     callbacks = [
         (tirx.And, lambda both: tirx.BitwiseAnd(both.a, both.b)),
@@ -157,7 +158,7 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function without names for vectors of integers, which TVM takes for scalar indices."""
+    """Inline variables that are vectors of integers: TVM mistakes them for scalar indices."""
     values: dict[Any, Any] = {}
 
     def drop(bind: Any) -> Any:
@@ -172,7 +173,7 @@ def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _convert_bool(cast: Any) -> Any:
-    """Return a select or a comparison for a cast from or to bool, which TVM cannot generate for vectors."""
+    """Replace a cast from or to bool by a select or a comparison: TVM cannot generate vectors of it."""
     source, target = str(cast.value.ty.dtype), cast.ty.dtype
     if source.startswith("bool") and not str(target).startswith("bool"):
         return tirx.Select(cast.value, tirx.const(1, str(target)), tirx.const(0, str(target)))
@@ -182,7 +183,7 @@ def _convert_bool(cast: Any) -> Any:
 
 
 def _select(call: Any) -> Any:
-    """Return a choice between values as one without a branch, where it has a single load."""
+    """Return `if_then_else` as a select, which has no branch, if it contains at most one load."""
     if getattr(call.op, "name", "") != IF_THEN_ELSE or find_nodes(call, tvm.ir.Call) != [call]:
         return call
     condition, *values = call.args
@@ -191,7 +192,7 @@ def _select(call: Any) -> Any:
 
 
 def _name_vector(store: Any) -> Any:
-    """Return a store of a vector whose value has a name: the code has it once for each element."""
+    """Bind the value of a vector store to a variable, because TVM repeats the value for each element."""
     dtype = store.value.ty.dtype
     is_float = str(dtype).startswith("float")
     if dtype.lanes == 1 or not is_float or isinstance(store.value, tirx.Broadcast):
@@ -229,7 +230,7 @@ def _read_function(name: str, source: str) -> _Function:
 def shorten_source(source: str) -> str:
     r"""Return a module of WGSL without comments, indentation and unused values, and with short names.
 
-    Names of kernels and tensors come from the model, so that none of them is left.
+    The names of kernels and tensors, which come from the model, are all replaced.
 
     >>> print(shorten_source("// a\nvar<workgroup> shared_values : array<f32, 2>;\n  shared_values[0i] = 1f;"))
     var<workgroup> v0 : array<f32, 2>;
@@ -244,11 +245,11 @@ def shorten_source(source: str) -> str:
 
 
 def _without_unused(text: str) -> str:
-    """Return code without values that are not used, such as indices of loads that all are spelled out."""
+    """Remove unused `let` values, such as indices that TVM writes out again at each load."""
     lines = text.splitlines()
     uses = Counter(_NAME.findall(text))
     kept = []
-    # a value is used after its line, if at all
+    # values are only used after their definition: going backwards finds chains of unused values
     for line in reversed(lines):
         value = _VALUE.match(line)
         if value and uses[value[1]] == 1:
@@ -318,7 +319,7 @@ class _Writer:
         self._need("maxStorageBufferBindingSize", size)
 
     def _write_steps(self) -> Iterator[Json]:
-        """Yield copies `[source, target, bytes]` and launches `[function, buffers, grid, numbers]`."""
+        """Yield copies `[source, target, bytes]` and launches `[function, buffers, grid, scalars]`."""
         last = {
             storage: number
             for number, step in enumerate(self._program.steps)
@@ -348,7 +349,7 @@ class _Writer:
         return self._buffers_of_tensors[storage]
 
     def _take(self, size: int) -> int:
-        """Return a free buffer: the one that must grow least, or is too large by least."""
+        """Return the free buffer that fits best: it grows least, or wastes least; a new one if none is free."""
         if not self._free:
             self._buffers.append(["tensor", size])
             return len(self._buffers) - 1
@@ -371,7 +372,7 @@ class _Writer:
         width, height, _ = launch.grid
         most = DEFAULT_LIMITS["maxComputeWorkgroupsPerDimension"]
         self._need("maxComputeWorkgroupsPerDimension", height)
-        # the code takes x and z as one number, and leaves out what is above the last field
+        # the kernel combines x and z to one workgroup index, and skips indices above the last field
         depth = -(-width // most)
         grid = [min(width, most), height, depth]
         numbers = [*map(_bits, launch.scalars), width - 1]
