@@ -27,7 +27,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 NAME: Final = "quantize"
 CALIBRATION: Final = "calibration"
-"""The role of the calibration data; that of an image is `calibration/<file>`."""
+"""The role of the calibration data; the role of a calibration image is `calibration/<file>`."""
 
 TRAITS: Final = StageTraits(
     version=10,
@@ -54,7 +54,7 @@ deliveries = no_files
 
 
 class MethodSettings(Settings):
-    """The settings of the recipe; see `recipe.Quantize`."""
+    """The recipe's quantization settings; see `recipe.Quantize`."""
 
     weights: str
     group_size: int
@@ -67,7 +67,7 @@ class MethodSettings(Settings):
 
 
 class QuantizeSettings(StageSettings):
-    """The recipe's `quantize`, and the integers that the target multiplies."""
+    """The recipe's `quantize`, and the integer types that the target multiplies."""
 
     quantize: MethodSettings
     integers: str
@@ -79,7 +79,7 @@ class QuantizeSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> QuantizeSettings:
-    """Return how the model is quantized."""
+    """Return the settings of the stage; the recipe must have `quantize`."""
     assert recipe.quantize is not None
     return QuantizeSettings(
         quantize=MethodSettings.model_validate(recipe.quantize),
@@ -93,7 +93,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> QuantizeSettings:
 
 
 def find_data_dtype(target: ResolvedTarget) -> str | None:
-    """Return the dtype of data that a target's instructions multiply with int8 weights; None without such."""
+    """Return the activation dtype that the target multiplies with int8 weights; None if it has none."""
     if target.tvm["kind"] != "llvm" or target.levels:
         return None
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
@@ -104,7 +104,7 @@ def find_data_dtype(target: ResolvedTarget) -> str | None:
 
 
 def _find_weight_bits(target: ResolvedTarget) -> int:
-    """Return the bits of weights: AVX2 adds pairs of products as int16, which holds no more than 7 bits."""
+    """Return the bits of weights: 7 for AVX2, whose int16 sums of two products would overflow with 8."""
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
     return 7 if arch == "x86_64" and not _has_dot_products(set(target.features)) else 8
 
@@ -114,7 +114,7 @@ def _has_dot_products(features: set[str]) -> bool:
 
 
 def no_integers_reason(target: ResolvedTarget) -> str:
-    """Return why a target is not faster with int8, as the end of a sentence."""
+    """Return why int8 is not faster on a target: a predicate for a message."""
     if target.tvm["kind"] != "llvm":
         return "is a GPU, whose kernels multiply floats"
     if target.levels:
@@ -131,15 +131,16 @@ _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 
 
 class LayerFacts(NamedTuple):
-    """A layer and its outcome.
+    """A layer, and whether and how it was quantized.
 
     Attributes:
-        weight_bits: The bits of its weights; 32 if they stay float.
-        data_bits: The bits of its data; 32 if they stay float.
+        weight_bits: The bits per weight; 32 if the weights stay float.
+        data_bits: The bits per value of its input; 32 if the input stays float.
         reason: The reason why it stays float; empty otherwise.
-        damage: The relative error of the outputs with only this layer quantized; None if not measured, or NaN.
-        gain: The estimated share of the time of all layers that it saves; None if unknown.
-        weight_error: The relative root mean square error of its int4 weights; None for others.
+        damage: The relative error of the outputs if only this layer is quantized; None if it is NaN or was not
+            measured.
+        gain: The share of all layers' time that quantizing it saves, as estimated; None if unknown.
+        weight_error: The relative root mean square error of its int4 weights; None if its weights are not int4.
     """
 
     name: str
@@ -157,15 +158,16 @@ class LayerFacts(NamedTuple):
 
 
 class QuantizeFacts(NamedTuple):
-    """The facts of a quantized model; the first ones are those of an imported model.
+    """The facts of a quantized model; the fields before `float_bytes` are also facts of `import`.
 
     Attributes:
         float_bytes: The size of the float weights.
         samples: The number of calibration samples.
         error: The largest relative root mean square error of an output.
-        compared: The number of samples that it was measured with, of `verify.data` or the calibration data.
+        compared: The number of samples that `error` was measured on; they come from `verify.data` or the
+            calibration data.
         float_accuracy: The top-1 accuracy of the float model on `verify.data`; None without labels.
-        accuracy: The accuracy of the quantized model.
+        accuracy: The top-1 accuracy of the quantized model; None without labels.
     """
 
     weights: int = 0
@@ -197,7 +199,7 @@ _SHOWN: Final = 3
 
 
 def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many layers are quantized, the cost, and which stay float."""
+    """Return lines with the number of quantized layers, the errors, and the layers that stay float."""
     integers = [layer for layer in facts.layers if not layer.reason]
     lines = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
     if facts.float_accuracy is not None and facts.accuracy is not None:
@@ -224,7 +226,7 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
 
 
 def cost_text(facts: QuantizeFacts) -> str:
-    """Return cost and gain of quantization, in one line."""
+    """Return the cost and the gain of quantization in one line."""
     integers = [layer for layer in facts.layers if not layer.reason]
     layers = f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"
     reasons = Counter(layer.reason for layer in facts.layers if layer.reason)

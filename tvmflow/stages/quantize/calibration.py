@@ -1,4 +1,4 @@
-"""The float model on calibration data: histograms of its inner tensors, sample by sample."""
+"""Run the float model on calibration data and collect statistics of its inner tensors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ _log = logging.getLogger(__name__)
 
 Feed = Mapping[str, Array]
 
-# Features of x86-64-v3, and additional ones of x86-64-v4, that imply the whole level.
+# A CPU with these features has the whole ISA level: x86-64-v3, or x86-64-v4 with `_AVX512` as well.
 _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The float32 values of a vector of AVX-512.
+# The float32 lanes of an AVX-512 vector.
 _WIDE_LANES: Final = 16
-# Unrolled and vectorized code hardly gets faster by more than this, which takes LLVM 0.7 of the time.
+# Kernels are unrolled and vectorized already: a higher level hardly makes them faster, and this one takes LLVM only
+# 0.7 times as long.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
-# Tensors of up to this size are observed together; further ones by further libraries, one at a time.
+# One library observes tensors of up to this total size; further tensors get further libraries.
 _OBSERVED_BYTES: Final = 256 << 20
 _OBSERVED: Final = "tvmflow.tapped."
 # About this many values of a tensor are sampled for its range, over all batches.
@@ -55,7 +56,7 @@ class Targets(NamedTuple):
     """The targets of libraries that calibrate.
 
     Attributes:
-        kernels: The machine that decides the order of accumulation, and so the values.
+        kernels: The target of the kernels, which decides the order of accumulation and thus the computed values.
         code: The CPU whose instructions are used, and how much LLVM optimizes them.
     """
 
@@ -64,10 +65,11 @@ class Targets(NamedTuple):
 
 
 def find_targets(built: Mapping[str, Json]) -> Targets:
-    """Return the targets of libraries that calibrate, with the same kernels on all machines.
+    """Return the targets of calibration libraries, with the same kernels on every machine.
 
-    Kernels for the local CPU would accumulate in another order on each machine, and ranges would differ. For a target
-    with AVX-512 (TVM's mapping `built`) they have its vectors; AVX2 computes the halves, to the same bits.
+    Kernels for the local CPU would accumulate in a different order on each machine, so ranges would differ. If
+    `built`, the model's TVM target, has AVX-512, kernels use 512-bit vectors. A CPU with only AVX2 computes each
+    vector in two halves, with the same bits.
     """
     host = read_host()
     plain: dict[str, Json] = {"kind": "llvm", "mtriple": host.triple}
@@ -83,7 +85,7 @@ def find_targets(built: Mapping[str, Json]) -> Targets:
 
 
 class Signature:
-    """The inputs, the outputs and the dimensions of a model, as `import` wrote them."""
+    """The inputs, outputs and dynamic dimensions of a model, from the document that `import` wrote."""
 
     def __init__(
         self, document: Mapping[str, Json], target: Mapping[str, Json] = MappingProxyType({})
@@ -112,14 +114,14 @@ class Signature:
         outputs: Sequence[TensorSpec],
         inputs: Sequence[TensorSpec] = (),
     ) -> CompiledModel:
-        """Compile a model for any weights; arguments and errors as of `compile`."""
+        """Compile a model whose weights can be exchanged; arguments and errors are those of `compile`."""
         all_inputs, all_outputs = (*self.inputs, *inputs), (*self.outputs, *outputs)
         signature = describe_signature(all_inputs, all_outputs, self.dimensions)
         return CompiledModel(model, signature, self._targets)
 
 
 class CompiledModel:
-    """A model that is compiled for this machine, once for all weights of its shapes."""
+    """A model compiled once for this machine; its weights can be exchanged for others of equal shape."""
 
     def __init__(self, model: FloatModel, signature: Mapping[str, Json], targets: Targets) -> None:
         mod = ir.copy_module(model.mod)
@@ -140,15 +142,15 @@ class CompiledModel:
         self._room: dict[str, Array] = {}
 
     def exchange(self, params: Mapping[str, Array]) -> Module:
-        """Return the model with other weights, by name; results of the same arrays are reused."""
+        """Return the model with other weights, by name; arrays derived from unchanged weights are reused."""
         weights = self._lowered.recompute_weights(params, self._params)
         return Module(self._library.exchange(weights), self._signature, {})
 
     def call(self, module: Module, feed: Feed) -> dict[str, Array]:
-        """Return the outputs of the model, or of one with other weights; inner tensors keep their memory."""
+        """Run `module` (the model, or one from `exchange`); observed tensors reuse the last call's memory."""
         names = [spec.name for spec in module.outputs]
         inputs = match_inputs(module.inputs, feed, module)
-        # the memory is the library's own: to check it takes longer than a small model
+        # the arrays come from the library itself; checking them would take longer than a small model runs
         arrays = module.program.run(inputs, list(map(self._room.get, names)))
         results = dict(zip(names, arrays, strict=True))
         if not module.dimensions:
@@ -159,11 +161,11 @@ class CompiledModel:
 class ModelObserver:
     """A float model that also returns inner tensors, compiled once.
 
-    Large tensors are observed in groups, each by a library of its own; one library is kept.
+    Tensors are observed in groups of limited size. Each group has its own library, and only one library is kept.
 
     Args:
         tensors: Variables of its `main`.
-        emulation: The same model with parameters that emulate integers, for `emulate`.
+        emulation: The same model with parameters that emulate integers; `emulate` needs it.
     """
 
     def __init__(
@@ -178,15 +180,15 @@ class ModelObserver:
         self._inputs = {var: str(var.name) for var in model.main.params}
         watched = [var for var in tensors if var not in self._inputs]
         self._groups = [*_divide(watched, signature.dimensions)] or [[]]
-        # at most one, by its group; those that follow have the same
+        # at most one library, by the index of its group; observers from `follow` share it
         self._held: dict[int, CompiledModel] = {}
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelObserver:
         """Return an observer for a rewritten model with the same outputs, which shares the library.
 
-        `origins` maps each tensor of that model to a tensor of this one, and to the factors that this one's values are
-        multiplied by; None for no factors.
+        `origins` maps each tensor of the rewritten model to a tensor of this model and to factors. The rewritten
+        tensor is this model's tensor times the factors; None stands for no factors.
         """
         following = copy(self)
         following._origins = dict(origins)
@@ -198,7 +200,7 @@ class ModelObserver:
         return self._run(library, library.module, feed)
 
     def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
-        """Return a function for the outputs with other weights, as `Emulation.find_weights` returns them."""
+        """Return a function that computes the outputs with weights from `Emulation.find_weights`."""
         library = self._find_library()
         return partial(self._run, library, library.exchange(params))
 
@@ -209,7 +211,7 @@ class ModelObserver:
     def iterate_values(
         self, tensors: Collection[Any], batches: Sequence[Feed]
     ) -> Iterator[tuple[Any, Array]]:
-        """Yield the values of some tensors for each batch, one at a time, until the next call of the library."""
+        """Yield (tensor, values) for each tensor and batch; values are valid until the next call."""
         wanted = {}
         for var in tensors:
             origin, factors = self._origins.get(var, (var, None))
@@ -238,11 +240,11 @@ class ModelObserver:
                     yield var, results[name]
 
     def _find_library(self) -> CompiledModel:
-        """Return the library that is kept: each computes the outputs of the model."""
+        """Return the kept library, or compile one: every library computes the model's outputs."""
         return next(iter(self._held.values()), None) or self._compile(0)
 
     def _compile(self, place: int) -> CompiledModel:
-        """Return the library that watches a group of tensors."""
+        """Return the library that observes the group with this index."""
         if place not in self._held:
             self._held.clear()
             group = self._groups[place]
@@ -258,7 +260,7 @@ class ModelObserver:
 def collect_histograms(
     observer: ModelObserver, tensors: Sequence[Any], batches: Sequence[Feed]
 ) -> dict[Any, Histogram]:
-    """Return the histogram of each tensor over all batches; of large ones an even part is counted."""
+    """Return each tensor's histogram over all batches; large tensors are sampled at even steps."""
     histograms = {var: Histogram() for var in tensors}
     numbers = dict.fromkeys(histograms, 0)
     for var, values in observer.iterate_values(histograms, batches):
@@ -276,7 +278,7 @@ def _choose_step(available: int, wanted: int) -> int:
 def collect_sizes(
     observer: ModelObserver, axes: Mapping[Any, int], batches: Sequence[Feed]
 ) -> dict[Any, Array]:
-    """Return the largest absolute value in each channel of each tensor, whose channels are along an axis."""
+    """Return the largest absolute value of each channel; `axes` has the channel axis of each tensor."""
     largest: dict[Any, Array] = {}
     for var, values in observer.iterate_values(axes, batches):
         moved = np.moveaxis(values, axes[var], 0)
@@ -288,7 +290,7 @@ def collect_sizes(
 def collect_products(
     observer: ModelObserver, tensors: Sequence[Any], batches: Sequence[Feed], size: int
 ) -> dict[Any, InputProducts]:
-    """Return the products of each tensor's last axis over all batches, for groups of some size."""
+    """Return the Hessian of each tensor's last axis over all batches, for groups of `size`."""
     depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
     products = {var: InputProducts(int(depth), size) for var, depth in depths.items()}
     for var, values in observer.iterate_values(products, batches):
@@ -302,9 +304,9 @@ def collect_means(
     integers: Integers,
     batches: Sequence[Feed],
 ) -> dict[tuple[Any, int], Means]:
-    """Return the means of the channels of tensors, by each tensor and the axis of its channels.
+    """Return the per-channel means of tensors, by (tensor, channel axis).
 
-    Of large channels, an even part of the values is accumulated.
+    Large channels are sampled at even steps.
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
     numbers = dict.fromkeys((var for var, _ in scales), 0)
@@ -323,7 +325,7 @@ def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec:
-    """Return the description of an inner tensor as an output."""
+    """Return the spec of an inner tensor that becomes an output; StageError if its size is unknown."""
     try:
         sizes = tuple(map(size_text, known_sizes(var)))
     except NoSize as error:
@@ -336,7 +338,7 @@ def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec
 
 
 def _divide(tensors: Sequence[Any], dimensions: Sequence[Dimension]) -> Iterator[list[Any]]:
-    """Yield tensors in groups that fit into memory."""
+    """Yield groups of tensors of at most `_OBSERVED_BYTES` together; a larger tensor is a group alone."""
     group: list[Any] = []
     size = 0
     for var in tensors:
@@ -351,7 +353,7 @@ def _divide(tensors: Sequence[Any], dimensions: Sequence[Dimension]) -> Iterator
 
 
 def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
-    """Return a model that also returns inner tensors."""
+    """Return the model with `tensors` as additional outputs."""
     main = model.main
     outputs = [*ir.list_outputs(main), *tensors]
     bindings = [*main.body.blocks[0].bindings]
@@ -366,10 +368,11 @@ def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
 
 
 class SwitchedModel:
-    """A model with each layer in float and in int8, where each call computes the ranges of integers.
+    """A model with each layer in float and in int8; each call computes the int8 ranges.
 
-    Floats emulate the integers. Only the order of accumulation differs from the quantized library, and the bits are
-    the same on every machine of an architecture. The model is compiled when layers are first chosen.
+    Float arithmetic emulates the integers. Results differ from the quantized library only by the order of
+    accumulation, and have the same bits on every machine of an architecture. The model is compiled at the first
+    call of `choose`.
     """
 
     def __init__(
@@ -389,7 +392,7 @@ class SwitchedModel:
         return self._signature.compile(both, inputs=[switches])
 
     def choose(self, chosen: Collection[int]) -> Callable[[Feed], dict[str, Array]]:
-        """Return a function for the outputs where some layers, by index, are quantized."""
+        """Return a function that computes the outputs with the layers of these indices quantized."""
         switches = np.zeros(len(self._layers), np.float32)
         switches[list(chosen)] = 1
         return lambda feed: self._module.run({**feed, SWITCHES: switches})

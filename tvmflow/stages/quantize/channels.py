@@ -1,14 +1,14 @@
-"""Smooth differences between the channels of data, and correct the mean errors of channels.
+"""Equalize the channels of activations (smoothing), and correct biases for quantization errors.
 
-Smoothing divides each channel of a layer's data by a factor, and multiplies the weights by it. This combines
-SmoothQuant for matrix products after layer norms (Xiao et al. 2023, arXiv:2211.10438) with the equalization of
+Smoothing divides each channel of a layer's input by a factor, and multiplies the weights by it. This combines
+SmoothQuant for matmuls after layer norms (Xiao et al. 2023, arXiv:2211.10438) with the equalization of
 channels between convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias
-correction, arXiv:1906.04721), with ranges from calibration. Factors are powers of two, so the float result keeps
-its bits.
+correction, arXiv:1906.04721), with ranges from calibration. Factors are powers of two, so the float result does not
+change by a bit.
 
-Rounded weights and clipped data shift the mean of each channel, which a change of the bias corrects: section 4.2 of
-the second paper, with means from calibration. Each layer is corrected for its own error on the data of the float
-model, because earlier layers are corrected, too.
+Rounded weights and clipped inputs shift the mean of each output channel. A changed bias corrects this shift:
+section 4.2 of the second paper, with means from calibration. Each layer is corrected only for its own error on the
+float model's data, because the layers before it are corrected, too.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tvmflow.stages.quantize.insertion import DataScale, LayerRewriter, LayerWei
 from tvmflow.stages.quantize.points import FloatModel, Integers, Layer, take_nodes
 from tvmflow.stages.quantize.ranges import sum_in_order, sum_rows_in_order
 
-# The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a
-# scale for each channel, and takes all of them.
+# SmoothQuant's α in quarters: the part of the channel differences that moves into weights. For a depthwise
+# convolution it can be 1 (four quarters), because each channel has its own weight scale.
 _PARTS: Final = (1, 2, 3, 4)
-# An estimated error that is not less by this much is not worth a multiplication of the data.
+# Smoothing costs a multiplication of the input: it must reduce the estimated error to less than this share.
 _WORTH: Final = 0.5
 # Small channels are scaled up by at most 2 to this power.
 _MAX_EXPONENT: Final = 8
-# The root mean square of data is about their largest value divided by this.
+# The root mean square of activations is about their largest value divided by this.
 _PARTS_OF_LARGEST: Final = 4
 _STEPS: Final = 127
 
 
 def list_smoothable(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, list[Layer]]:
-    """Return the tensors that nothing but layers reads, each with a channel for each row of weights."""
+    """Return the tensors that only layers read, with these layers, if their channels can be scaled."""
     flow = ir.DataFlow(model.main)
     found: dict[Any, list[Layer]] = {}
     for layer in layers:
@@ -57,7 +57,7 @@ def list_smoothable(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, lis
 
 
 def channel_axis(layer: Layer) -> int:
-    """Return the axis of a layer's data that has the channels."""
+    """Return the channel axis of a layer's input."""
     return -1 if layer.operator == "matmul" else 1
 
 
@@ -67,9 +67,9 @@ def find_factors(
     weights: Mapping[Any, Array],
     largest: Mapping[Any, Array],
 ) -> dict[Any, Array]:
-    """Return the factors of the tensors whose layers make a much smaller error with them.
+    """Return the factors of the tensors for which smoothing much reduces the estimated error.
 
-    `largest` has the largest absolute value of each channel of each tensor.
+    `largest` has the per-channel largest absolute values of each tensor.
     """
     flow = ir.DataFlow(model.main)
     found = {}
@@ -77,7 +77,7 @@ def find_factors(
         sizes = largest[var].astype(np.float64)
         if not sizes.max(initial=0.0) or any(layer.var not in weights for layer in layers):
             continue
-        # a row for each channel of data
+        # one row for each input channel
         moved = [
             np.moveaxis(weights[layer.var], input_axis(layer, flow) or 0, 0) for layer in layers
         ]
@@ -96,7 +96,7 @@ def find_factors(
 def smooth(
     model: FloatModel, smoothable: Mapping[Any, Sequence[Layer]], factors: Mapping[Any, Array]
 ) -> FloatModel:
-    """Return the same model with data divided by factors, and the weights that they meet multiplied."""
+    """Return the same model with layer inputs divided by factors and weights multiplied by them."""
     mod = ir.copy_module(model.mod)
     marks.mark_bindings(mod)
     layers = {layer.var: layer for var in factors for layer in smoothable[var]}
@@ -106,7 +106,7 @@ def smooth(
 
 
 def broadcast(values: Array, rank: int, axis: int) -> Array:
-    """Return factors in the shape that multiplies an axis of a tensor."""
+    """Return `values` as float32, reshaped to broadcast along one axis of a tensor of this rank."""
     shape = [1] * rank
     shape[axis] = len(values)
     return values.astype(np.float32).reshape(shape)
@@ -133,7 +133,7 @@ class _Smoother(LayerRewriter):
 
 
 def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
-    """Return the axis of weights for the data's channels; None for grouped, non-depthwise layers."""
+    """Return the input-channel axis of the weights; None for grouped layers that are not depthwise."""
     if layer.operator == "matmul":
         return 0
     groups = int(flow.values[layer.var].attrs.groups)
@@ -152,16 +152,16 @@ def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
 
 
 def _exponents(values: Array) -> Array:
-    """Return the exponents of values, at least that of a small part of the largest value."""
+    """Return binary exponents; values far below the largest one get a common lowest exponent."""
     floor = max(float(values.max(initial=0.0)), 2.0**-100) * 2.0**-_MAX_EXPONENT
     return np.asarray(np.frexp(np.maximum(values, floor))[1].astype(np.int64))
 
 
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
-    """Return the expected squared error of layers' results, for uniformly distributed rounding errors.
+    """Return the expected squared error of layer outputs if rounding errors are uniform.
 
-    `sizes` are the largest absolute values of the channels. `matrices` has each weight matrix, and whether its layer is
-    depthwise.
+    `sizes` has the largest absolute value of each channel. `matrices` has (weight matrix, is depthwise) of each
+    layer.
     """
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0
@@ -183,23 +183,23 @@ def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factor
 
 # ---------------------------------------------------------------- bias correction
 
-# Parts of a step in which float data are accumulated: integer accumulation is exact in any order.
+# Float data are accumulated as integers in this fraction of a step, which is exact in any order.
 _PARTS_OF_STEP: Final = 1 << 12
-# About this many values are added at once: they stay in a core's cache.
+# About this many values are accumulated at once, so that they stay in a core's cache.
 _CHUNK: Final = 1 << 14
-# Corrections have this many significant bits, so that other roundings of the data seldom change them.
+# Corrections have this many significant bits: a last-bit difference in the data seldom changes them.
 _BITS: Final = 12
 
 
 class Means(NamedTuple):
-    """Per-channel means of a layer's input: exact ones, and those of the input rounded to integers."""
+    """Per-channel means of a layer's input: as float, and after rounding to integers."""
 
     exact: Array
     rounded: Array
 
 
 class ChannelSums:
-    """Sums of the channels along an axis of a tensor, exact and rounded to integers."""
+    """Per-channel sums of a tensor along an axis, of the float values and of the rounded integers."""
 
     def __init__(self, axis: int, scale: DataScale, integers: Integers) -> None:
         limits = np.iinfo(integers.dtype)
@@ -210,7 +210,7 @@ class ChannelSums:
         self._integers: Array = np.zeros(1, np.int64)
 
     def add(self, values: Array, first: int = 0, step: int = 1) -> None:
-        """Add the values of a batch: of each channel one in `step`, from the `first` one on."""
+        """Add a batch: every `step`-th value of each channel, starting with index `first`."""
         moved = np.moveaxis(values, self._axis, 0)
         rows = moved.reshape(len(moved), -1)[:, first::step]
         self._count += rows.shape[1]
@@ -220,7 +220,7 @@ class ChannelSums:
         self._floats, self._integers = self._floats + floats, self._integers + integers
 
     def _sum_rows(self, rows: Array) -> tuple[Array, Array]:
-        """Return the sums of some channels: of parts of steps, and of integers."""
+        """Return the sums of some channels: of floats (in parts of a step), and of integers."""
         steps = np.divide(rows, self._scale, dtype=np.float64)
         rounded = np.rint(steps)
         np.clip(rounded, self._low, self._high, out=rounded)
@@ -237,9 +237,9 @@ class ChannelSums:
 def find_correction(
     layer: Layer, call: Any, weights: Array, rounded: LayerWeights, means: Means
 ) -> Array:
-    """Return the correction of a layer's result, in a shape that broadcasts to it.
+    """Return what to add to a layer's result to correct its mean, in a shape that broadcasts to it.
 
-    The layer's `call` reads data with some means, and `rounded` in place of float weights.
+    `means` are the means of the input of the layer's `call`; `rounded` replaces the float `weights`.
     """
     real = rounded.to_real(layer.axis, np.float64)
     if layer.operator == "matmul":
@@ -249,7 +249,7 @@ def find_correction(
     weights, real = (np.moveaxis(array, layer.axis, 0) for array in (weights, real))
     outputs, inputs = weights.shape[:2]
     first = np.arange(outputs) // (outputs // int(call.attrs.groups)) * inputs
-    # the channels of data that each output reads
+    # the input channels that each output channel reads
     channels = first[:, None] + np.arange(inputs)
     parts = _find_covered_parts(call, weights.shape[2:], is_transposed=layer.is_transposed)
     ones = [1] * parts.ndim
@@ -259,7 +259,7 @@ def find_correction(
 
 
 def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool) -> Array:
-    """Return the part of the results for which each weight meets data, and no padding."""
+    """Return, for each kernel position, the share of results for which it reads data and no padding."""
     sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
     # a transposed convolution scatters where a convolution gathers
     counts = results

@@ -1,7 +1,7 @@
 """Choose the layers to quantize: their cost on samples, the recipe's limits, and their estimated gain.
 
-Decisions depend on outputs with the same bits on every machine of an architecture, and on accumulation in a fixed
-order. So the choice is the same wherever it is made. For the same reason, gains are estimated and not measured.
+The choice is the same on every machine of an architecture: it depends on outputs that have the same bits on each of
+them, and errors are accumulated in a fixed order. For the same reason, gains are estimated and not measured.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ _log = logging.getLogger(__name__)
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Computes the outputs of a model for a batch."""
 
-# The error of a single layer is measured on this many batches, because it is similar on most batches.
+# The error of a single layer is measured on only this many batches, because it varies little between batches.
 _ALONE_BATCHES: Final = 16
-# A choice is compared with its limits after every this many batches.
+# After every this many batches, a choice is compared with the limits.
 _LOOK_BATCHES: Final = 32
-# It is or is not when its mean is this many standard errors away from them.
+# The comparison ends when the mean is this many standard errors away from the limits.
 _CERTAINTY: Final = 4.0
-# This many layers are tried again after enough of them were put back.
+# After bisection, up to this many of the layers that went back to float are tried again.
 _RETRIES: Final = 8
-# The outputs of the float model are kept up to this size, and otherwise computed again.
+# Outputs of the float model are kept up to this total size; further ones are computed again.
 _KEPT_BYTES: Final = 1 << 26
-# How many layers a message names.
+# The most layers that a message names.
 _NAMED: Final = 5
 
 TOO_HARMFUL: Final = "costs too much accuracy"
-"""Why a layer stays float that `max_accuracy_drop` or `max_error` does not allow."""
+"""The reason for layers that `max_accuracy_drop` or `max_error` does not allow to quantize."""
 NOT_FASTER: Final = "not faster with integers on the target"
-"""Why a layer stays float that would not make the library faster."""
+"""The reason for layers whose quantization would not make the library faster."""
 
 
 class Limits(NamedTuple):
     """Limits on the loss of accuracy; None if the recipe has none.
 
     Attributes:
-        accuracy_drop: Percentage points of top-1 accuracy.
-        error: The largest relative root mean square error of an output.
+        accuracy_drop: The largest allowed loss of top-1 accuracy, in percentage points. error: The largest allowed
+        relative root mean square error of an output.
     """
 
     accuracy_drop: float | None = None
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
         return drop and (self.error is None or cost.error <= self.error)
 
     def tighten(self, expected: Cost, actual: Cost) -> Limits:
-        """Return tighter limits, which leave a margin for the unexpected cost of a choice."""
+        """Return limits tightened by how much a choice's actual cost exceeds the expected cost."""
         drop, error = self.accuracy_drop, self.error
         if drop is not None:
             drop -= max((actual.drop or 0.0) - (expected.drop or 0.0), 0.0)
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
     Attributes:
         error: The largest relative root mean square error of an output; infinite if an output is NaN.
-        drop: Percentage points of top-1 accuracy; None without labels.
+        drop: The loss of top-1 accuracy, in percentage points; None without labels.
     """
 
     error: float
@@ -99,14 +99,14 @@ class Cost(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The layers that are quantized, by index.
+    """The layers chosen for quantization, by index.
 
     Attributes:
         damage: The error of the outputs with only this layer quantized; infinite if an output is NaN.
         reasons: The reasons why layers stay float.
         cost: The cost of all chosen layers together.
         everything: The cost of all candidate layers.
-        evaluations: The number of evaluated choices, each on as many samples as a decision needed.
+        evaluations: The number of evaluated choices; each used only as many samples as its decision needed.
     """
 
     chosen: tuple[int, ...]
@@ -118,12 +118,12 @@ class Choice(NamedTuple):
 
 
 class Comparison:
-    """An alternative model, and its errors on the batches so far.
+    """A quantized model's errors on the batches compared so far.
 
     Attributes:
         batches: The number of compared batches.
         squares: For each output and batch, the sums of squares of its errors and of its values.
-        kept: The scores of classes of each batch, if there are labels.
+        kept: The class scores of each batch, if there are labels.
     """
 
     def __init__(self, run: Run) -> None:
@@ -138,10 +138,10 @@ class Evaluation:
 
     Args:
         run_float: Computes the outputs of the float model.
-        choose: Returns a function for the outputs with some layers, by index, quantized.
+        choose: Returns a function that computes the outputs with the layers of the given indices quantized.
         data: The samples, without labels if they have several sizes.
-        output: The output with the scores of classes.
-        zero_points: The integer that stands for 0, by the names of quantized outputs.
+        output: The name of the output with class scores.
+        zero_points: The zero points of quantized outputs, by name.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Evaluation:
         """The accuracy of the float model; None without labels."""
 
     def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
-        """Return the cost of layers, by index, from only the samples that decide about the limits."""
+        """Return the cost of quantizing layers, by index; with limits, from no more samples than needed."""
         self.count += 1
         run = self._choose(chosen) if chosen else self._run_float
         return self.compare_more(Comparison(run), limits=limits)
@@ -181,10 +181,10 @@ class Evaluation:
     def compare_more(
         self, comparison: Comparison, batches: int | None = None, limits: Limits | None = None
     ) -> Cost:
-        """Return the cost of a comparison, which continues with further batches.
+        """Continue a comparison up to a number of batches (all by default), and return its cost.
 
-        It stops as soon as it is clear whether the limits are satisfied. The drop in accuracy is then that of the
-        compared samples; only all samples show that it is allowed.
+        With limits, it stops as soon as it is clear whether they are satisfied; the drop in accuracy is then the
+        drop on the compared samples. That the drop is within the limit is clear only after all samples.
         """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
@@ -199,7 +199,7 @@ class Evaluation:
         is_counted = self._data.count_samples(comparison.batches) is not None
         if self._right is None or (is_part and (limits is None or not is_counted)):
             return Cost(error)
-        # one sample of 200 is 0.5 points and no more
+        # one sample of 200 is exactly 0.5 points
         return Cost(error, round(100 * float(self._find_losses(comparison).mean()), 9))
 
     def _compare_batch(self, comparison: Comparison) -> None:
@@ -216,14 +216,14 @@ class Evaluation:
         comparison.batches += 1
 
     def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
-        """Return whether further batches cannot change whether the limits are satisfied."""
+        """Return whether it is clear already if the limits are satisfied."""
         if comparison.batches % _LOOK_BATCHES:
             return False
         # only the remaining samples can change the mean
         left = 1 - comparison.batches / len(self._data.batches)
         sides = []
         if limits.error is not None:
-            # where an error is relative to the size of outputs, a difference of both is a mean
+            # a relative error is a ratio of means; error² − allowed² · size² has the mean that shows its side
             allowed = limits.error * limits.error
             squares = _list_squares(comparison)
             sides = [_find_side(own[0] - allowed * own[1], left) for own in squares]
@@ -235,7 +235,7 @@ class Evaluation:
         return 1 in (*sides, _find_side(losses, left))
 
     def _find_losses(self, comparison: Comparison) -> Array:
-        """Return 1 for each sample that became wrong, −1 for one that became right, 0 for others."""
+        """Return for each sample 1 if it became wrong, −1 if it became right, 0 otherwise."""
         right = self._judge(comparison.kept)
         assert right is not None and self._right is not None, "there are labels"
         return self._right[: len(right)].astype(np.int64) - right
@@ -251,7 +251,7 @@ class Evaluation:
         return outputs
 
     def _judge(self, results: Iterable[Mapping[str, Array]]) -> Array | None:
-        """Return whether the first samples get the class of their label; None without labels."""
+        """Return for each sample whether its class is its label; None without labels."""
         if self._data.labels is None:
             return None
         scores = [{self._output: outputs[self._output]} for outputs in results]
@@ -266,11 +266,11 @@ def choose_layers(
     limits: Limits,
     gains: Mapping[int, float] = MappingProxyType({}),
 ) -> Choice:
-    """Return as many layers as the limits allow, and the cost of each; StageError if that is none.
+    """Choose as many layers as the limits allow; StageError if they allow none.
 
-    Layers go back to float in the order of their damage. Bisection finds their number, because more quantized layers
-    cost more. Then layers that went back are tried again, one by one. A layer that saves nothing, by its share of
-    the library's time in `gains`, stays float.
+    Layers go back to float in the order of their damage per gain. Bisection finds how many must, because more
+    quantized layers cost more. Then some layers that went back are tried again, one by one. `gains` has the share
+    of the library's time that each layer saves; a layer that saves none stays float.
     """
     damage = {index: evaluation.measure_alone(index).error for index in names}
     reasons = find_reasons(names, gains)
@@ -301,14 +301,14 @@ def choose_layers(
 
 
 def find_reasons(indices: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
-    """Return the layers that stay float because quantizing them saves no time, with the reason."""
+    """Return `NOT_FASTER` for each layer, by index, whose quantization saves no time."""
     return {index: NOT_FASTER for index in indices if gains.get(index, 1.0) <= 0}
 
 
 def _put_back(
     evaluation: Evaluation, order: Sequence[int], everything: Cost, limits: Limits
 ) -> tuple[list[int], Cost]:
-    """Return the layers of `order` (largest error first) that must stay float, and the cost of the others."""
+    """Return the layers of `order` (worst first) that must stay float, and the cost of the others."""
     if limits.hold(everything):
         return [], everything
     # bisection: `few` float layers do not satisfy the limits, `enough` do
@@ -322,7 +322,7 @@ def _put_back(
         else:
             few = middle
     back = list(order[:enough])
-    # the last layer was necessary to satisfy the limits; of the others, those with the least error may not be
+    # the last one must stay float to satisfy the limits; of the others, the least harmful may not have to
     for index in list(reversed(back[:-1]))[:_RETRIES]:
         tried = evaluation.measure(
             [other for other in order if other not in back or other == index], limits
@@ -334,14 +334,14 @@ def _put_back(
 
 
 def _list_squares(comparison: Comparison) -> list[Array]:
-    """Return the sums of squares of each output: a row of its errors, and one of itself."""
+    """Return for each output an array of two rows: the summed squares of its errors and of its values."""
     return [np.array(own).T for own in comparison.squares.values()]
 
 
 def _find_side(values: Array, left: float) -> int:
-    """Return the sign of the mean of samples; 0 if it is not significant.
+    """Return the sign of the mean; 0 if it is not significant, 1 if a value is not finite.
 
-    `left` is the share of the population that is not among the samples.
+    `left` is the share of the samples that `values` does not contain yet.
     """
     total = sum_in_order(values)
     if not math.isfinite(total):
@@ -359,7 +359,7 @@ def _relate(error: float, size: float) -> float:
 
 
 def _sum_squares(values: Array) -> float:
-    """Return the sum of squares, added in order."""
+    """Return the sum of squares, accumulated in index order."""
     return sum_in_order(np.square(values).reshape(-1))
 
 
@@ -370,26 +370,26 @@ def _describe(cost: Cost) -> str:
 
 # ---------------------------------------------------------------- estimated gains
 
-# Speedups of int8 products over float32, as counted for ResNet-18 and MobileNet v2 on Neoverse
-# V1 (matrices), Neoverse N1 (dot products of four) and Cortex-A72 (of two), and measured with AVX2 (weights of
-# 7 bits).
+# Speedups of int8 over float32. Those of ARM are from instruction counts of ResNet-18 and MobileNet v2: Neoverse V1
+# (`_MATRICES`: int8 matrix multiply), Neoverse N1 (`_QUADS`: dot products of four) and Cortex-A72 (`_PAIRS`: of
+# two). `_NARROW` and `_NARROW_DEPTHWISE` were measured with AVX2 (7-bit weights).
 _MATRICES: Final = 6.0
 _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
 _NARROW: Final = 1.7
 _DEPTHWISE: Final = 1.5
-# That of float32 products with recurrent weights of int8, which become floats in registers.
+# Recurrent int8 weights with a float state: they are converted to float32 in registers.
 _CONVERTED: Final = 0.8
 _NARROW_DEPTHWISE: Final = 0.7
-# Speedups of 3×3 convolutions in float32 by Winograd's algorithm; int8 convolutions are direct.
+# Speedups of 3×3 float32 convolutions by Winograd's algorithm; int8 convolutions have no such kernels.
 _WINOGRAD: Final = {1: 1.8, 2: 1.3}
 """By the stride."""
 _WINOGRAD_KERNEL: Final = (3, 3)
 _WINOGRAD_CHANNELS: Final = 16
-# Two SIMD pipelines multiply, at this share of their peak.
+# A core is assumed to multiply in this many SIMD pipelines, at this share of their peak.
 _UTILIZATION: Final = 0.7
 _PIPELINES: Final = 2
-# Bytes that a core reads from memory in a cycle where weights do not stay in its cache.
+# The bytes per cycle that a core reads from memory if weights exceed its cache.
 _BYTES_PER_CYCLE: Final = 4.0
 _FLOAT_BYTES: Final = 4
 
@@ -399,7 +399,7 @@ def estimate_gains(
 ) -> list[float]:
     """Return the share of all layers' time that each layer saves in int8; negative if int8 is slower.
 
-    `states` are the variables of recurrent layers with a rounded state.
+    `states` has the variables of the recurrent layers whose state is int8.
     """
     pairs = [_estimate(layer, flow, cpu, layer.var in states) for layer in layers]
     total = sum(exact for exact, _ in pairs)
@@ -412,7 +412,7 @@ def _estimate(
     """Return the cycles of a layer in float32 and in int8."""
     call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
     size, steps = math.prod(weights), 1
-    # dynamic dimensions are about the same in all layers, and left out
+    # dynamic dimensions are left out: they are about the same in all layers
     if layer.is_recurrent:
         # each step reads all weights
         sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
@@ -425,7 +425,7 @@ def _estimate(
         results = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int))
         products = results * (size // weights[layer.axis])
         if layer.is_transposed:
-            # each result meets one tap of each stride
+            # each result is computed from one in `stride` kernel positions along each axis
             products //= math.prod(map(int, call.attrs.strides))
         speedups = (_winograd_speedup(layer, weights, flow, cpu), _speedup(layer, cpu))
     cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)

@@ -1,4 +1,4 @@
-"""Convert a float model to integers: calibrate, choose layers by their cost, insert integers."""
+"""Quantize a float model: calibrate, choose layers by their cost, insert integer operators."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups, erro
 
 _log = logging.getLogger(__name__)
 
-# This many batches show which channels are larger than others; ranges are those of all batches.
+# Smoothing factors are found on this many batches; ranges are found on all.
 _SMOOTHING_BATCHES: Final = 16
 # This many batches determine the means of channels.
 _MEAN_BATCHES: Final = 64
-# This many of the evaluated batches decide whether corrected means are better, and the error where no
-# limit and no label asks for all of them.
+# This many of the evaluated batches decide whether bias correction helps. They also determine the reported error if
+# neither a limit nor labels require all batches.
 _COMPARED_BATCHES: Final = 64
-# How often layers are chosen with tighter limits, where the library costs more than its emulation.
+# If the final evaluation of a choice exceeds the limits, layers are chosen again with tighter limits, at most this
+# many times.
 _TRIES: Final = 3
 
 
@@ -82,7 +83,7 @@ def convert(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     """Write the quantized model as `import` writes a model, so that later stages see no difference."""
     document = json.loads(context.inputs["import/signature.json"].read_text())
     signature = Signature(document, settings.target)
-    # of some models, only the import knows the names
+    # names of some models are known only after import, so they are checked here
     for spec in (*signature.inputs, *signature.outputs):
         if problem := find_name_problem(spec.name):
             raise StageError(problem)
@@ -129,7 +130,7 @@ def convert(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 
 
 def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
-    """Check that limits of the recipe are measurable, before anything is computed."""
+    """Check before calibration that the recipe's limits can be measured; StageError otherwise."""
     limited = settings.quantize
     if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
         raise StageError(
@@ -163,14 +164,14 @@ class _Candidates(NamedTuple):
 
     Attributes:
         tables: The lookup tables of the model.
-        floats: The weights of layers, by the variable of each; computed weights are not known.
-        ranged: The tensors whose range calibration finds.
-        shared: `ranged`, and the tensors that are quantized with them.
-        states: The recurrent layers whose state may be quantized to int8, with the tensor of the initial state if
-            calibration data decide, or None if it is known to lie between -1 and 1.
+        floats: The float weights by the variable of their layer; weights that cannot be evaluated are missing.
+        ranged: The tensors whose range calibration determines. shared: `ranged`, and the tensors that get the scale
+        of one of them.
+        states: The recurrent layers whose state may become int8, with the tensor of the initial state. Calibration
+            checks its range. None stands for an initial state that is known to lie between -1 and 1.
         emulation: The model with parameters that emulate integers; None if each call computes ranges.
-        factors: The divisors of channels of the emulated model's tensors in this one.
-        observer: The model that also returns each observed tensor.
+        factors: The smoothing factors by tensor of the emulated model, which is not smoothed itself.
+        observer: Runs the model and also returns its observed tensors.
     """
 
     settings: QuantizeSettings
@@ -191,7 +192,7 @@ class _Candidates(NamedTuple):
 def _list_candidates(
     settings: QuantizeSettings, signature: Signature, model: FloatModel, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the layers of a model, and their inputs."""
+    """Return the candidate layers of a model and the tensors that calibration observes."""
     layers, tables, skipped = _choose_layers(settings, model)
     floats = insertion.read_weights(model, layers)
     _check_weights(layers, floats)
@@ -229,7 +230,7 @@ def _list_candidates(
 
 
 def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None:
-    """Check that weights are finite: others would get an arbitrary integer."""
+    """Check that weights are finite: NaN and infinity have no integer."""
     for layer in layers:
         if layer.var in floats and not np.isfinite(floats[layer.var]).all():
             raise StageError(
@@ -241,7 +242,7 @@ def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None
 def _list_ranged(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
 ) -> list[Any]:
-    """Return the tensors whose range calibration finds."""
+    """Return the tensors whose range calibration determines; none unless activations are int8."""
     if settings.quantize.activations != "int8":
         return []
     sources = dict.fromkeys(
@@ -253,12 +254,12 @@ def _list_ranged(
 
 
 def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
-    """Return whether the weights of a layer share scales in groups."""
+    """Return whether a layer gets block-quantized weights."""
     return settings.quantize.weights == "int4" and layer.operator == "matmul"
 
 
 def _smooth(candidates: _Candidates, batches: Sequence[Feed]) -> _Candidates:
-    """Return the same model with differences between channels moved from data into weights."""
+    """Return the candidates of the smoothed model; the same ones if smoothing does not help."""
     settings, model = candidates.settings, candidates.model
     smoothable = channels.list_smoothable(model, candidates.layers)
     if settings.quantize.activations != "int8" or not smoothable:
@@ -282,7 +283,7 @@ def _smooth(candidates: _Candidates, batches: Sequence[Feed]) -> _Candidates:
         ),
     ]
     origins = {theirs: (ours, inverses.get(ours)) for ours, theirs in pairs}
-    # layers alone read divided data
+    # states are not divided, because only layers read divided tensors
     starts = zip(candidates.states.values(), changed.states.values(), strict=True)
     origins |= {theirs: (ours, None) for ours, theirs in starts if theirs is not None}
     return changed._replace(
@@ -295,7 +296,7 @@ def _smooth(candidates: _Candidates, batches: Sequence[Feed]) -> _Candidates:
 def _choose_layers(
     settings: QuantizeSettings, model: FloatModel
 ) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
-    """Return the layers and the tables of a model, and the names that the recipe skips."""
+    """Return the layers and lookup tables of a model, and the names that `skip` matches."""
     patterns = settings.quantize.skip
     layers, tables = points.list_layers(model), insertion.list_tables(model)
     names = [*(layer.name for layer in layers), *(table.name for table in tables)]
@@ -311,7 +312,8 @@ def _choose_layers(
                 fix=f"the layers are {names_text(names[:20])}",
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    # elsewhere no kernel reads rows of quantized values, and tables would be floats again, less exact ones
+    # other targets have no kernel for quantized tables: they would be stored as floats again, with an error and no
+    # gain
     has_kernels = _find_cpu(settings) is not None
     return layers, tables if has_kernels else (), frozenset(skipped)
 
@@ -334,7 +336,7 @@ def _describe_data(
 def _load_calibration(
     settings: QuantizeSettings, source: DataSource, files: Mapping[str, Path]
 ) -> Sequence[Feed]:
-    """Return the batches of the calibration data."""
+    """Return the calibration batches; none if the recipe has no data."""
     count = settings.quantize.samples
     data = source.load(files, count, count or DEFAULT_SAMPLES)
     if data is None:
@@ -345,7 +347,7 @@ def _load_calibration(
 
 
 def _quantize(candidates: _Candidates, batches: Sequence[Feed]) -> Quantization:
-    """Return the integers of a model; StageError when a tensor has no range."""
+    """Quantize all candidates; StageError if a tensor has no finite range."""
     settings, floats, skipped = candidates.settings, candidates.floats, candidates.skipped
     is_dynamic = settings.quantize.activations == "dynamic"
     known = [
@@ -353,7 +355,7 @@ def _quantize(candidates: _Candidates, batches: Sequence[Feed]) -> Quantization:
     ]
     grouped = _round_groups(candidates, known, batches)
     weights: dict[Any, LayerWeights | BlockQuantizedIntegers] = {**grouped}
-    # without quantized data, nothing is added as int16
+    # with float activations, no products are added as int16, so weights may have 8 bits
     has_pairs = settings.quantize.activations != "none"
     integers = Integers(settings.integers, weight_bits=settings.weight_bits if has_pairs else 8)
     for layer in known:
@@ -379,14 +381,14 @@ def _quantize(candidates: _Candidates, batches: Sequence[Feed]) -> Quantization:
 
 
 def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
-    """Return the CPU that kernels are scheduled for; None for a target that has no rules for them."""
+    """Return the model of the target's CPU; None if tvmflow has no schedule rules for the target."""
     return CpuModel.from_target(settings.target)
 
 
 def _list_states(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
 ) -> dict[Any, Any]:
-    """Return the recurrent layers whose state may be quantized to int8, as `_Candidates` has them."""
+    """Return the recurrent layers whose state may be quantized to int8; see `_Candidates.states`."""
     cpu = _find_cpu(settings)
     if settings.quantize.activations == "none" or cpu is None or not cpu.multiplies_bytes:
         return {}
@@ -409,7 +411,7 @@ def _list_states(
 
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the variables of recurrent layers with int8 states, which stay between -1 and 1."""
+    """Return the variables of the recurrent layers whose state becomes int8: it stays within ±1."""
     starts = {start: 0 for start in candidates.states.values() if start is not None}
     sizes = collect_sizes(candidates.observer, starts, batches)
     return frozenset(
@@ -426,7 +428,7 @@ def _find_corrections(
     integers: Integers,
     batches: Sequence[Feed],
 ) -> dict[Any, Array]:
-    """Return the correction of each layer's mean error, by the variable of the layer."""
+    """Return the bias correction of each layer, by the layer's variable."""
     rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
     layers = [
         layer
@@ -450,14 +452,14 @@ def _find_corrections(
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:
-    """Return whether a layer needs no calibration, because each call computes its range (dynamic)."""
+    """Return whether a layer can be quantized dynamically: each call computes the range of its input."""
     return layer.is_recurrent or (layer.operator == "matmul" and layer.multiplies_bytes)
 
 
 def _round_groups(
     candidates: _Candidates, layers: Sequence[Layer], batches: Sequence[Feed]
 ) -> dict[Any, BlockQuantizedIntegers]:
-    """Return weights of matrix products in groups, rounded for the least error on calibration data."""
+    """Return block-quantized matmul weights with the least error on calibration data, by layer."""
     grouped = [layer for layer in layers if _is_grouped(candidates.settings, layer)]
     groups = Groups(size=candidates.settings.quantize.group_size)
     sources = dict.fromkeys(layer.data for layer in grouped) if len(batches) else {}
@@ -471,7 +473,7 @@ def _round_groups(
 def _find_scales(
     candidates: _Candidates, batches: Sequence[Feed], integers: Integers
 ) -> dict[Any, DataScale]:
-    """Return the scale of each tensor that needs one, by its values on calibration data."""
+    """Return the scale of each ranged tensor, from its values on calibration data."""
     method = cast(Method, candidates.settings.quantize.method)
     scales = {}
     histograms = collect_histograms(candidates.observer, candidates.ranged, batches)
@@ -487,7 +489,7 @@ def _find_scales(
 
 
 class Control(NamedTuple):
-    """The cost of quantization, see `QuantizeFacts`, and the cost of each layer by its index."""
+    """The cost of quantization (see `QuantizeFacts`), and the cost and gain of layers by index."""
 
     error: float | None = None
     compared: int = 0
@@ -535,7 +537,7 @@ def _control(
         if quantization.corrections:
             plain = replace(quantization, corrections={})
             ways.append((plain, Comparison(_compute(candidates, plain))))
-            # some of the samples decide which one is better
+            # the first batches decide whether to try the corrections first
             errors = [evaluation.compare_more(own, _COMPARED_BATCHES).error for _, own in ways]
             _log.debug("error %.4f with corrected means, %.4f without", *errors)
             if errors[0] >= errors[1]:
@@ -559,7 +561,7 @@ def _control(
     chosen = tuple(index for index in names if index not in reasons)
     quantization, cost = evaluate(chosen)
     if possible.tables and not limits.hold(cost):
-        # they save memory and no time: they go back to float before any layer does
+        # quantized tables save memory and no time, so they go back to float before any layer
         possible = replace(possible, tables={})
         quantization, cost = evaluate(chosen)
     wanted, tries = limits, 0
@@ -575,7 +577,7 @@ def _control(
         if choice.chosen != chosen:
             chosen = choice.chosen
             quantization, cost = evaluate(chosen)
-        # operators that share a tensor with a layer read integers too, which costs more than the layer alone
+        # a layer costs more together with others: operators that read its quantized input read integers, too
         wanted = wanted.tighten(choice.cost, cost)
     before = evaluation.accuracy
     return quantization, Control(
@@ -590,7 +592,7 @@ def _control(
 
 
 def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
-    """Return the integer that stands for 0, by the names of the outputs that are quantized."""
+    """Return the zero points of the quantized outputs, by output name."""
     flow, known = ir.DataFlow(model.main), model.known
     zero_points = {}
     for spec, var in zip(signature.outputs, ir.list_outputs(model.main), strict=True):
@@ -602,7 +604,7 @@ def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, floa
 
 
 def _compute(candidates: _Candidates, quantization: Quantization) -> Run:
-    """Return a function for the outputs of a quantized model: the emulated float model, if there is one."""
+    """Return a function that computes the quantized model's outputs, by emulation if there is one."""
     emulation = candidates.emulation
     if emulation is None:
         return candidates.signature.compile(_insert(candidates, quantization)).run
@@ -614,7 +616,7 @@ def _compute(candidates: _Candidates, quantization: Quantization) -> Run:
 
 
 def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
-    """Return the model whose layers and lookups read integers."""
+    """Return the model with quantized layers and lookup tables."""
     model = insertion.insert(candidates.model, candidates.layers, quantization)
     return insertion.insert_tables(model, quantization.tables)
 
@@ -654,7 +656,7 @@ def _describe_table(
 
 
 def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[str]) -> str:
-    """Return why a layer was not chosen, whatever it costs."""
+    """Return why a layer was no candidate, independent of its cost."""
     if layer.name in skipped:
         return "quantize.skip"
     if quantization.dynamic and not _multiplies_dynamically(layer):

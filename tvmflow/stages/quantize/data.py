@@ -1,4 +1,4 @@
-"""The samples that `quantize` reads, a batch at a time: calibration data and `verify.data`."""
+"""Load the samples that `quantize` reads batch by batch: calibration data and `verify.data`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DataSource(NamedTuple):
     """A source of samples.
 
     Attributes:
-        role: The role of the files in the stage.
-        field: The field of the recipe that names them.
+        role: The role of the files among the stage's inputs.
+        field: The recipe field that names the files, for messages.
         images: The preprocessing of inputs that take images, by name.
         label: The name of the array with labels.
     """
@@ -42,12 +42,12 @@ class DataSource(NamedTuple):
     def load(
         self, files: Mapping[str, Path], count: int | None = None, limit: int | None = None
     ) -> Samples | None:
-        """Return samples; None if the recipe names none.
+        """Return the samples; None if the recipe names none.
 
-        At most `limit` images are read, from all of their folders.
+        At most `limit` images are read, spread evenly over all folders.
 
         Raises:
-            StageError: when they do not fit the model, or there are fewer than `count`.
+            StageError: if the samples do not fit the model, or if there are fewer than `count`.
         """
         if images := find_images(files, self.role):
             loaded = self._load_images(files, images, limit)
@@ -71,7 +71,7 @@ class DataSource(NamedTuple):
     def _load_images(
         self, files: Mapping[str, Path], listed: ImageList, limit: int | None
     ) -> Samples:
-        """Return images of the recipe's only input."""
+        """Return preprocessed images; StageError if the model's only input is not an image."""
         if len(self.inputs) != 1 or self.inputs[0].name not in self.images:
             raise StageError(
                 f"{self.field} is images, and the model's inputs are not: {', '.join(s.name for s in self.inputs)}",
@@ -81,11 +81,11 @@ class DataSource(NamedTuple):
         preprocessing = Preprocessing.of(self.images[entry.name], entry)
         names = listed.files
         if limit is not None and limit < len(names):
-            # the files are in the order of their classes
+            # files are sorted by class: take every n-th one to cover all classes
             names = tuple(names[index * len(names) // limit] for index in range(limit))
         paths = [files[f"{self.role}/{name}"] for name in names]
         try:
-            # some of the images are calibrated with, which needs no classes
+            # a limit means calibration, which needs no classes
             indices = listed.find_indices(self.classes) if limit is None else None
             fitted = store_rows(
                 lambda add: read_files(paths, lambda own: add(preprocessing.fit(own)))
@@ -97,14 +97,14 @@ class DataSource(NamedTuple):
 
 
 def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
-    """Return the batches that hold the first samples: `count`, or the usual number of them."""
+    """Return the batches with the first `count` samples, or with `DEFAULT_SAMPLES`."""
     wanted = count or DEFAULT_SAMPLES
     size = data.batch_size or 1
     return data.batches[: -(-wanted // size)]
 
 
 def check_finite(batches: Sequence[Feed], field: str) -> None:
-    """Check that samples are finite; StageError with the first sample that has NaN or infinity."""
+    """Check that samples are finite; StageError names the first batch with NaN or infinity."""
     for index in range(len(batches)):
         for name, array in batches[index].items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():

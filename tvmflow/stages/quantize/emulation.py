@@ -1,8 +1,9 @@
-"""A float model that emulates a quantized one by fake quantization.
+"""Emulate a quantized model in float (fake quantization).
 
-Layer weights, activation scales and bias corrections are weights of this model. With one set of them, it computes
-the float model; with another, its layers read rounded data and rounded weights. So it is compiled only once, before
-any scale is known. It may accumulate floats in another order than the float or the quantized library.
+Layer weights, activation scales and bias corrections are parameters of the emulating model. One set of values
+computes the float model; another one lets layers read rounded data and rounded weights. So the model is compiled
+only once, before any scale is known. It may accumulate floats in a different order than the float or the quantized
+library.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tvmflow.stages.quantize.points import EXACT, ROUNDED, FloatModel, Integers,
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers
 
 _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
-"""The parameters of `_Rounding` that do not change data."""
+"""The values of `_Rounding` that leave data unchanged."""
 
 
 class _Rounding(NamedTuple):
-    """The parameters that round data: the operands of `RoundedData` after them."""
+    """The parameters that round data: the operands of `RoundedData` after the data."""
 
     kept: Any
     inverse: Any
@@ -53,17 +54,17 @@ class _Operands(NamedTuple):
 
 
 class Emulation:
-    """A model with parameters that emulate integers.
+    """A float model with additional parameters that emulate integers.
 
     Args:
         model: The float model.
         layers: Its layers, in order.
-        floats: Known weights by their variables.
-        tensors: Tensors that other operators than layers may read as integers.
-        divided: Tensors whose channels may be divided by factors.
+        floats: The known weights, by the variable of their layer.
+        tensors: Tensors that other operators may read as integers, too.
+        divided: Tensors whose channels smoothing may divide.
 
     Attributes:
-        model: The model with parameters, and with the variables of the float model.
+        model: The model with these parameters; it keeps the float model's variables.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class Emulation:
         quantization: Quantization,
         factors: Mapping[Any, Array],
     ) -> dict[str, Array]:
-        """Return the weights with which the model computes the same as a quantized one.
+        """Return the parameter values that let the model emulate a quantized model.
 
-        That has the same layers and tensors in the same order. `factors` are the divisors of channels of its data, by
-        the variable in the undivided model.
+        `layers` and `tensors` are those of the quantized model, in the order of this one's. `factors` has the
+        smoothing factors by tensor of this model, which is not smoothed.
         """
         found = {**self.model.params}
 
@@ -172,7 +173,7 @@ class Emulation:
 
 
 def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
-    """Return the parameters that round data, divided by a factor, to integers of a scale."""
+    """Return parameters that round data, divided by a smoothing factor, to integers of a scale."""
     limits, zero_point = np.iinfo(integers.dtype), scale.zero_point
     return _Rounding(
         kept=np.zeros(()),
@@ -184,7 +185,7 @@ def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
 
 
 class _Emulator(LayerRewriter):
-    """Lets layers, and operators that share a tensor with them, read parameters."""
+    """Lets layers read parameter weights and rounded data, and `FOLLOWERS` the rounded data."""
 
     def __init__(
         self, mod: Any, operands: Mapping[Any, _Operands], roundings: Mapping[Any, _Rounding]

@@ -1,4 +1,4 @@
-"""Inserts integers into a model, as importers of quantized models do, and rounded tables."""
+"""Insert quantize/dequantize operators, integer weights and quantized lookup tables into a model."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tvmflow.stages.quantize.points import (
 from tvmflow.stages.quantize.weights import BlockQuantizedIntegers, Groups, round_groups
 
 SWITCHES: Final = "tvmflow.layers"
-"""The input of a model with switches: a value for each layer, 1 to quantize it."""
+"""The additional input of a model with switches: one value per layer, 1 to quantize it, 0 for float."""
 
 
 class LayerWeights(NamedTuple):
     """The weights of a layer as integers.
 
     Attributes:
-        integers: int8 from -127 to 127; with 7 bits from -64 to 64.
-        scales: The scale of each index of the layer's axis, float32.
+        integers: int8, from -127 to 127; if `bits` is 7, from -64 to 64.
+        scales: One float32 scale for each index of the layer's axis.
     """
 
     integers: Array
@@ -45,11 +45,11 @@ class LayerWeights(NamedTuple):
     bits: int = 8
 
     def pack(self) -> dict[str, Array]:
-        """Return the model's content, by name."""
+        """Return the arrays to store in the model, by name."""
         return {"int8": self.integers}
 
     def to_real(self, axis: int, dtype: Any = np.float32) -> Array:
-        """Return the values that the integers stand for, with a scale for each index of an axis."""
+        """Return the dequantized weights; `axis` is the axis of the scales."""
         shape = [1] * self.integers.ndim
         shape[axis] = -1
         return np.asarray(self.integers.astype(dtype) * self.scales.astype(dtype).reshape(shape))
@@ -64,15 +64,15 @@ class DataScale(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantization:
-    """The weights and the tensors that are quantized.
+    """The quantized weights and the quantized tensors of a model.
 
     Attributes:
         integers: The integer types of data and weights.
         weights: The quantized weights, by the variable of the layer.
-        data: The scales of the quantized tensors; the data of other layers stay float.
-        dynamic: Each call computes the scale of a layer's data instead.
+        data: The scales of the quantized tensors; other tensors stay float.
+        dynamic: Whether each call computes the scales of the layers' inputs, instead of using `data`.
         errors: The error of block-quantized weights, by the variable of the layer.
-        corrections: The addends of results of layers, by the variable of each.
+        corrections: Bias corrections, which are added to results, by the variable of the layer.
         tables: The quantized lookup tables, by the names of their weights.
         states: The recurrent layers whose state is rounded, by their variables.
     """
@@ -87,7 +87,7 @@ class Quantization:
     states: Collection[Any] = ()
 
     def has_integer_data(self, layer: Layer) -> bool:
-        """Return whether a layer multiplies integers with integers."""
+        """Return whether a layer's input is quantized, too, so that it multiplies integers."""
         weights = self.weights.get(layer.var)
         if layer.is_recurrent:
             return weights is not None and layer.var in self.states
@@ -97,7 +97,7 @@ class Quantization:
 
 
 def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]:
-    """Return the float weights of layers, by the variable of each."""
+    """Return the float weights by layer variable, without weights that cannot be evaluated."""
     flow, known = ir.DataFlow(model.main), model.known
     weights = {}
     for layer in layers:
@@ -108,7 +108,7 @@ def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]
 
 
 def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
-    """Return weights as int8 with a scale for each index of an axis, rounded to nearest."""
+    """Round weights to the nearest int8, with a scale for each index of an axis."""
     most = _LARGEST[bits]
     others = tuple(other for other in range(weights.ndim) if other != axis % weights.ndim)
     largest = np.abs(weights).max(axis=others, initial=0.0).astype(np.float64)
@@ -125,7 +125,7 @@ _SMALLEST_NORMAL: Final = 2.0**-126
 def keep_layers(
     model: FloatModel, layers: Sequence[Layer], quantization: Quantization, chosen: Collection[int]
 ) -> Quantization:
-    """Return the quantized tensors where only some layers, by index, are quantized."""
+    """Return the quantization restricted to the layers with these indices and the tensors they need."""
     kept = [layers[index] for index in chosen]
     sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
     tensors = {*sources, *list_sums(model, kept, sources), *list_joined(model, sources)}
@@ -149,12 +149,12 @@ def insert(
     *,
     with_switches: bool = False,
 ) -> FloatModel:
-    """Return a model (from `fold_model`) in which the layers with weights in `quantization` read integers.
+    """Insert `quantization` into a model from `fold_model`: layers with weights in it read integers.
 
-    With switches, each layer is computed in both ways, and the last input, `SWITCHES`, chooses.
+    With switches, each layer is computed in float and in int8, and the last input, `SWITCHES`, selects one result.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
-    # layers with shared weights share their integers, unless smoothing has changed one of them
+    # layers with shared weights share their integers, except where smoothing changed the weights of one
     packs = {layer.var: (layer.name, quantization.weights[layer.var].pack()) for layer in changed}
     params, own = _declare(model, packs, shares=True)
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
@@ -172,9 +172,10 @@ def insert(
 def _declare(
     model: FloatModel, packs: Mapping[Any, tuple[str, Mapping[str, Array]]], *, shares: bool
 ) -> tuple[dict[Any, list[relax.Var]], dict[relax.Var, Array]]:
-    """Return parameters for packed integers by their keys, and their arrays.
+    """Declare parameters for packed integers; return them by key, and the array of each parameter.
 
-    Each pack has a prefix for its names, and arrays by the rest of their names. Equal arrays may share a parameter.
+    Each pack has a name and its arrays; a parameter is named `<pack>.<array>`. If `shares`, equal arrays share one
+    parameter.
     """
     names = {str(var.name) for var in model.main.params}
     arrays: dict[relax.Var, Array] = {}
@@ -195,7 +196,7 @@ def _declare(
 
 
 def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Array]) -> FloatModel:
-    """Return the model of a rewritten module with the weights that it uses, where `own` replaces weights."""
+    """Return the model of a rewritten module with the weights that it uses, those in `own` included."""
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)
     known = {**model.params, **{str(var.name): array for var, array in own.items()}}
@@ -204,7 +205,7 @@ def _replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[Any, Arr
 
 
 def free_name(name: str, names: set[str]) -> str:
-    """Return a name that none of the others is, and add it to them."""
+    """Return `name`, with a number appended if `names` has it already, and add the result to `names`."""
     free, number = name, 1
     while free in names:
         number += 1
@@ -224,7 +225,7 @@ def add_parameters(
 
 
 def _remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose `main` takes no weights that it does not use."""
+    """Remove the weight parameters that `main` does not use."""
     main = mod["main"]
     used = {
         var for binding in ir.list_bindings(main.body) for var in ir.list_variables(binding.value)
@@ -244,7 +245,7 @@ def _with_parameters(mod: tvm.IRModule, params: Sequence[Any], inputs: int) -> t
 
 
 class LayerRewriter(MainRewriter):
-    """Rewrites layers, and lets the operators in `FOLLOWERS` read replacements of their tensors."""
+    """Rewrites layers, and lets `FOLLOWERS` read the replacements from `replace`."""
 
     def __init__(self, mod: tvm.IRModule, layers: Mapping[Any, Any]) -> None:
         super().__init__(mod)
@@ -255,7 +256,7 @@ class LayerRewriter(MainRewriter):
         raise NotImplementedError
 
     def replace(self, var: Any) -> Any:
-        """Return the replacement of a tensor for readers; None for the tensor itself."""
+        """Return what `FOLLOWERS` read in place of a tensor; None to keep the tensor."""
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
@@ -309,7 +310,7 @@ class _Inserter(LayerRewriter):
             data, factor = self._convert_dynamically(layer.data)
         elif layer.source in self._quantization.data:
             is_direct = layer.source.same_as(layer.data)
-            # operators that move data follow their source without switches
+            # without switches, operators that rearrange data already read integers, like their source
             data = self._move(layer.data) if is_direct or self._switches is not None else data
         real = self._convert_weights(layer)
         product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
@@ -324,7 +325,7 @@ class _Inserter(LayerRewriter):
         return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
 
     def _switch(self, layer: Layer) -> Any:
-        """Emit 1 to compute a layer with integers, 0 not to: (1,)."""
+        """Emit a layer's switch, of shape (1,): 1 for integers, 0 for float."""
         index = self._indices[layer.var]
         return self.emit(relax.op.strided_slice(self._switches, [0], [index], [index + 1]))
 
@@ -355,7 +356,7 @@ class _Inserter(LayerRewriter):
         return self.emit(relax.op.dequantize(params[0], scales, zeros, axis=layer.axis))
 
     def _move(self, var: Any) -> Any:
-        """Emit data that were moved from integers, dequantized."""
+        """Emit the dequantized values of a tensor that is, or was rearranged from, a quantized one."""
         if var in self._quantization.data:
             return self._convert(var)
         if var not in self._moved:
@@ -367,7 +368,7 @@ class _Inserter(LayerRewriter):
         return self._moved[var]
 
     def _convert_dynamically(self, var: Any) -> tuple[Any, Any]:
-        """Emit data as integers minus their zero point, and their scale, as DynamicQuantizeLinear does."""
+        """Emit integers minus their zero point, and their scale, like ONNX's DynamicQuantizeLinear."""
         if var not in self._dynamic:
             op, emit = relax.op, self.emit
             zero, steps = relax.const(0.0, "float32"), relax.const(255.0, "float32")
@@ -375,7 +376,7 @@ class _Inserter(LayerRewriter):
             high = emit(op.maximum(zero, emit(op.max(data))))
             low = emit(op.minimum(zero, emit(op.min(data))))
             scale = emit(op.divide(emit(op.subtract(high, low)), steps))
-            # all values may be 0
+            # the range is empty if all values are 0
             scale = emit(op.maximum(scale, relax.const(_SMALLEST_NORMAL, "float32")))
             middle = emit(op.subtract(zero, emit(op.divide(low, scale))))
             middle = self.cast(emit(op.round(emit(op.clip(middle, 0, 255)))), "uint8")
@@ -385,7 +386,7 @@ class _Inserter(LayerRewriter):
         return self._dynamic[var]
 
     def _convert(self, var: Any) -> Any:
-        """Emit a tensor's dequantized values, once."""
+        """Emit a tensor's quantized and dequantized values; a second call returns the same variable."""
         if var not in self._converted:
             scale, zero_point = self._quantization.data[var]
             dtype = self._quantization.integers.dtype
@@ -402,33 +403,33 @@ class _Inserter(LayerRewriter):
 _TAKE: Final = "relax.take"
 _SHAPE_OF: Final = "relax.shape_of"
 _BITS: Final = 8
-# Kernels read integers in words of this many bytes.
+# Kernels read rows in words of this many bytes.
 _WORD: Final = 4
 _RANK: Final = 2
-# The scale of a number near float32's limit, as a bfloat16, may stand for infinity.
+# Tables with values from here on stay float: near float32's limit, a scale rounded to bfloat16 may give infinity.
 _MOST: Final = 2.0**127
 
 
 class Table(NamedTuple):
-    """Weights that only lookups read: the node of the first one, and the name of the parameter."""
+    """A lookup table: the node of its first lookup (or the parameter), and the name of its parameter."""
 
     name: str
     weights: str
 
 
 def list_tables(model: FloatModel) -> tuple[Table, ...]:
-    """Return the tables of a model whose weights are finite, in the order of the first lookups."""
+    """Return the lookup tables that can be quantized, in the order of their first lookups."""
     flow = ir.DataFlow(model.main)
     weights = {var: str(var.name) for var in ir.list_weights(model.main)}
     bindings = ir.list_bindings(model.main.body)
-    # not every model knows its nodes
+    # the nodes may be unknown
     nodes = [*model.nodes, *[""] * len(bindings)]
     others: set[Any] = set(ir.list_variables(model.main.body.body))
     found: dict[Any, str] = {}
     for binding, node in zip(bindings, nodes, strict=False):
         read = ir.list_variables(binding.value)
         if ir.operator_name(binding.value) == _SHAPE_OF:
-            # importers of indices that count from the end read sizes, which are known
+            # to support negative indices, importers read the table's size; it is constant
             continue
         if (var := _find_table(binding.value, weights)) is not None:
             is_known = flow.is_weight(binding.value.args[1])
@@ -444,7 +445,7 @@ def list_tables(model: FloatModel) -> tuple[Table, ...]:
 
 
 def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, BlockQuantizedIntegers]:
-    """Return the integers of tables, by the names of their weights: 8 bits with a scale for each row."""
+    """Round tables to 8 bits with a scale for each row; return them by the name of their parameter."""
     rounded = {}
     for table in tables:
         weights = model.params[table.weights]
@@ -492,21 +493,22 @@ class _TableRewriter(MainRewriter):
 
 
 def _find_table(value: Any, weights: Collection[Any]) -> Any:
-    """Return the weights that a gather reads rows of, or None."""
+    """Return the table whose rows a gather reads; None if the value is no such gather."""
     if ir.operator_name(value) != _TAKE or value.attrs.axis is None or int(value.attrs.axis):
         return None
     table = value.args[0]
     if not ir.is_float32(table) or table not in weights:
         return None
     shape = ir.known_shape(table)
-    # a row of one number is as large as its scale
+    # a row of one value needs as much memory as its scale
     return table if len(shape) == _RANK and shape[1] > 1 else None
 
 
 def _has_numbers_of_one_size(table: Array) -> bool:
-    """Return whether a step of the largest value of each row is at most as large as most other values.
+    """Return whether rounding each row to 8 bits keeps at least half of its nonzero values.
 
-    It is larger in attention masks, whose large values stand for infinity.
+    It would not in attention masks, whose large values stand for infinity: the step becomes larger than most
+    values.
     """
     sizes = np.abs(table)
     largest = sizes.max(axis=1, keepdims=True, initial=0.0)

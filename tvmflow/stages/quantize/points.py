@@ -1,4 +1,4 @@
-"""The layers of a float model that can be quantized, and the tensors that they read."""
+"""Find the layers of a float model that can be quantized, and the tensors that they read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLLOWERS: Final = ir.SELECTIONS | ir.operators(
     "add subtract multiply maximum minimum concat mean clip strided_slice split nn.relu",
     "nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d",
 )
-"""Operators that read int8 if a layer reads the same tensor in int8, which takes a quarter of the memory."""
+"""Operators that read int8 if a layer reads the same tensor as int8: the float tensor is not stored."""
 
 _EPILOGUES: Final = ir.operators(
     "add subtract multiply divide maximum minimum clip sigmoid tanh nn.relu nn.leakyrelu nn.silu",
@@ -40,9 +40,9 @@ class FloatModel(NamedTuple):
 
     Attributes:
         mod: A Relax function `main` that takes inputs, then weights.
-        nodes: The node of the user's model of each binding of `main`; may be empty.
-        products: The nodes of products with constant weights, in the order of their bindings, by the largest parameter
-            of the weights: layers can share weights.
+        nodes: The node of the user's model for each binding of `main`; empty if unknown.
+        products: The nodes of the layers, by the largest parameter that their weights are computed from. Layers
+            that share weights are listed in the order of their bindings.
     """
 
     mod: tvm.IRModule
@@ -52,7 +52,7 @@ class FloatModel(NamedTuple):
 
     @property
     def known(self) -> dict[relax.Var, Array]:
-        """The weights by their parameters of `main`."""
+        """The weights, by their parameter of `main`."""
         return {var: self.params[str(var.name)] for var in ir.list_weights(self.main)}
 
     @property
@@ -62,17 +62,17 @@ class FloatModel(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A convolution, a matrix product or a recurrent layer with constant weights.
+    """A convolution, a matmul or a recurrent layer with constant weights.
 
     Attributes:
-        name: The node of the user's model; numbered if a node has several layers.
+        name: The node of the user's model, with a number appended if a node has several layers.
         operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, `lstm`, …
-        var: The variable that it is bound to.
-        data: The variable of its data. For a recurrent layer, the input products, which stay float: its weights
-            multiply the state.
-        source: The variable that is quantized, from which `data` was rearranged.
-        weights: The expression of its weights, which inputs do not change.
-        axis: The axis of the weights that has a scale for each index.
+        var: The variable that its result is bound to.
+        data: The variable of its input. For a recurrent layer, this is the float result of the input matmul, and
+            `weights` are the recurrent weights.
+        source: The variable to quantize; `data` is this tensor, or was rearranged from it.
+        weights: The expression of its weights, which does not depend on inputs.
+        axis: The axis of the weights with one scale per index: the output channels.
     """
 
     name: str
@@ -90,12 +90,12 @@ class Layer(NamedTuple):
 
     @property
     def is_recurrent(self) -> bool:
-        """Return whether its weights multiply a state, which no other operator reads."""
+        """Return whether it is a recurrent layer, whose quantized weights multiply the state."""
         return self.operator in _RECURRENT
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Return whether there are int8 kernels for its data and the shape of its weights."""
+        """Return whether there are int8 kernels for the shape of its weights; False for recurrent layers."""
         if self.is_recurrent:
             return False
         if self.operator != "matmul":
@@ -104,7 +104,7 @@ class Layer(NamedTuple):
         return depth % _TERMS == 0 and (columns > _LANES or columns % _TERMS == 0)
 
 
-# An instruction adds four products to each of at most 16 accumulators.
+# An int8 dot product instruction adds four products to each of at most 16 accumulators.
 _TERMS: Final = 4
 _LANES: Final = 16
 _RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
@@ -113,8 +113,8 @@ _RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
 class Integers(NamedTuple):
     """The integer types of a target's dot product instructions.
 
-    `dtype` is the dtype of data: `uint8` for x86-64, `int8` for ARM. `weight_bits` is 7 if pairs of products are
-    added as int16.
+    `dtype` is the dtype of activations: `uint8` for x86-64, `int8` for ARM. `weight_bits` is 7 if the instruction
+    adds pairs of products as int16.
     """
 
     dtype: str
@@ -122,9 +122,9 @@ class Integers(NamedTuple):
 
 
 def fold_model(model: FloatModel) -> FloatModel:
-    """Return a model with norms folded into weights, and without dead code.
+    """Fold norms into weights and remove dead code.
 
-    Input products of recurrent layers become separate operators.
+    The input matmuls of recurrent layers become separate operators.
     """
     mod = ir.copy_module(model.mod)
     products = _name_products(model)
@@ -140,7 +140,7 @@ def fold_model(model: FloatModel) -> FloatModel:
 
 
 def _name_products(model: FloatModel) -> dict[str, list[str]]:
-    """Return the nodes of each product by the name of its weights, before folding renames it."""
+    """Return the nodes of the layers by the name of their weights, before folding changes nodes."""
     flow = ir.DataFlow(model.main)
     products: dict[str, list[str]] = {}
     for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
@@ -163,7 +163,7 @@ def _is_product(value: Any, flow: ir.DataFlow) -> bool:
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
-    """Return the name of the largest parameter from which weights are computed."""
+    """Return the largest parameter from which weights are computed; an empty name if there is none."""
     while isinstance(value := flow.values.get(weights), relax.Call):
         inner = [arg for arg in value.args if isinstance(arg, relax.Var)]
         if not inner:
@@ -173,13 +173,13 @@ def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
 
 
 def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the node of each binding, from the marks that the passes copied to its module."""
+    """Return the node of each binding, from the marks that passes copied from binding to binding."""
     taken = marks.take_marks(mod)
     return tuple(nodes[min(own)] if own else "" for own in taken) if nodes else ()
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether a model is already quantized: products read dequantized tensors that are not inputs."""
+    """Return whether a model is quantized already: a layer reads a dequantized tensor that is no input."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])
@@ -195,7 +195,7 @@ def multiplies_integers(mod: tvm.IRModule) -> bool:
 
 
 def list_layers(model: FloatModel) -> tuple[Layer, ...]:
-    """Return the layers of a model that has no control flow, in the order of its bindings."""
+    """Return the layers of a model without control flow, in the order of their bindings."""
     flow = ir.DataFlow(model.main)
     layers: list[Layer] = []
     nodes = {name: iter(own) for name, own in model.products.items()}
@@ -256,7 +256,7 @@ def _has_kernels(call: Any, *, is_transposed: bool) -> bool:
 
 
 def _find_source(data: Any, flow: ir.DataFlow) -> Any:
-    """Return the source tensor of data that was only rearranged."""
+    """Return the float tensor that `data` was rearranged from; `data` itself if it was not."""
     while True:
         value: Any = flow.values.get(data)
         if ir.operator_name(value) not in ir.SELECTIONS or not ir.is_float32(value.args[0]):
@@ -267,9 +267,9 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
 def list_sums(
     model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Return the further tensors to quantize: operands of additions that are stored to memory.
+    """Return further tensors to quantize: operands of additions that would be stored as float.
 
-    If two results of layers are added, fusion keeps the first in registers and stores the other.
+    If results of two layers are added, fusion keeps one of them in registers and stores the other in memory.
     """
     flow = ir.DataFlow(model.main)
     positions = {var: place for place, var in enumerate(flow.values)}
@@ -290,9 +290,9 @@ def list_sums(
 
 
 def list_joined(model: FloatModel, integers: Collection[Any]) -> dict[Any, Any]:
-    """Return tensors that are only concatenated to a quantized tensor, with that tensor.
+    """Return the parts of quantized concatenations that nothing else reads, with the concatenation.
 
-    They get its scale, so their integers can be concatenated.
+    The parts get the scale of the concatenation, so their integers can be concatenated.
     """
     flow = ir.DataFlow(model.main)
     joined = {}
@@ -312,7 +312,7 @@ def list_joined(model: FloatModel, integers: Collection[Any]) -> dict[Any, Any]:
 
 
 def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
-    """Return whether a tensor ends the kernel of a layer."""
+    """Return whether a tensor is the result of a layer, after elementwise operators that fuse with it."""
     while var not in computed:
         value: Any = flow.values.get(var)
         if ir.operator_name(value) not in _EPILOGUES:
@@ -325,34 +325,34 @@ def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
 
 
 # ---------------------------------------------------------------- recurrent layers
-# The product of all inputs becomes a separate operator, which is quantized like any other. The weights that
-# multiply the state become int8 with a scale for each unit of each gate. If the CPU has int8 dot products, the
-# state is quantized, too: in most layers it lies between -1 and 1, so its scale is known.
+# The matmul of the inputs of all steps becomes a separate operator, which is quantized like any other. The
+# recurrent weights become int8 with a scale for each unit of each gate. If the CPU has int8 dot products, the state
+# is quantized, too: in most layers it lies between -1 and 1, so its scale is known.
 
 EXACT: Final = np.array([1, 0], np.float32)
-"""The operand `rounding` with which products read the state unrounded."""
+"""The operand `rounding` of a recurrent layer that keeps its state float."""
 ROUNDED: Final = np.array([0, 1], np.float32)
-"""The same for a rounded state."""
+"""The operand `rounding` of a recurrent layer that rounds its state to int8."""
 
 LARGEST_STATE: Final = 1 + 0.5 / STATE_STEPS
-"""The largest absolute value of a state whose limit to 1 costs no more than its rounding."""
+"""The largest initial state to quantize: clipping it to 1 costs no more than rounding does."""
 
-# Operators whose results are the values that they read first.
+# Operators that only rearrange or repeat their first operand.
 _COPIES: Final = ir.operators("broadcast_to reshape permute_dims expand_dims squeeze")
-# Functions whose results lie between 0 and 1, and between -1 and 1.
+# Activation functions with results between 0 and 1 (`_SHARES`), and between -1 and 1 (`_BOUNDED`).
 _SHARES: Final = frozenset({"sigmoid", "hardsigmoid"})
 _BOUNDED: Final = _SHARES | {"tanh", "softsign"}
 
 
 def split_input_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move input products of recurrent layers with constant weights to separate matrix multiplications."""
+    """Move the input matmuls of recurrent layers with constant weights into separate operators."""
     if not ir.calls_operator(mod, Recurrent.NAME):
         return mod
     return rewrite_main(mod, _Splitter)
 
 
 def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
-    """Return the recurrent weights of a recurrent layer's call; None for other calls."""
+    """Return the constant recurrent weights of a call whose input matmul was split off; None otherwise."""
     if ir.as_call(call, Recurrent.NAME) is None:
         return None
     operands = RecurrentOperands(*call.args)
@@ -361,13 +361,13 @@ def find_state_weights(call: Any, flow: ir.DataFlow) -> Any:
 
 
 def has_bounded_state(call: Any) -> bool:
-    """Return whether the state of a layer stays between -1 and 1 if its initial state is in this range."""
+    """Return whether a state that starts between -1 and 1 stays in this range."""
     operator = Recurrent.read(call)
     for functions in operator.activations:
         names = [function.name for function in functions]
         gates, results = names[:-1], names[-1:]
         if operator.kind == "LSTM":
-            # its state is the output gate times the last activation function's result
+            # an LSTM's hidden state is its output gate times the last activation
             gates, results = names[:1], names[2:]
         if not (_SHARES.issuperset(gates) and _BOUNDED.issuperset(results)):
             return False

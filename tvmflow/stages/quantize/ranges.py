@@ -1,7 +1,7 @@
-"""Ranges of tensors from histograms in bounded memory, and the scales that they give.
+"""Collect histograms of tensors in bounded memory, and choose ranges and scales from them.
 
-Scales depend on integer counts, and on float64 additions, multiplications, divisions and comparisons in a fixed
-order. The same samples, in any order, give the same bits on any machine.
+Scales are computed from integer counts with basic float64 arithmetic in a fixed order. So the same samples, in any
+order, give the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -16,44 +16,47 @@ from tvmflow.core.types import Array
 
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
-# The bins of a histogram: 64 KiB for each tensor, whatever its size and the number of samples.
+# The bins of a histogram: 64 KiB for each tensor, independent of its size and the number of samples.
 _BINS: Final = 8192
-# Bins are not narrower than this: the smallest denormal float32 is a bin of its own.
+# The binary exponent of the narrowest bin: the smallest denormal float32 has a bin of its own.
 _MIN_EXPONENT: Final = -149
-# Beside the largest value, steps of float32 are this much smaller: narrower bins separate nothing.
+# The bits of a float32 mantissa: near the largest value, narrower bins would not separate any values.
 _PRECISION_BITS: Final = 24
-# Larger values are infinite as float32.
+# Larger values are infinity in float32.
 _LARGEST: Final = float(np.finfo(np.float32).max)
-# This many values are counted at once: they stay in a core's cache.
+# This many values are counted at once, so that they stay in a core's cache.
 _CHUNK: Final = 1 << 16
-# Between these powers of two, bins of float32 are found in float32: the first is still one of its values.
+# For widths between these powers of two, the bins of float32 values are computed in float32; otherwise in float64.
+# The first is the exponent of the smallest normal float32.
 _SMALLEST_WIDTH: Final = -126
 _LARGEST_WIDTH: Final = 0
-# Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 values.
+# Scales are limited to this range, in which reciprocals and products with 8-bit integers are normal float32 values.
 _MIN_SCALE: Final = 2.0**-100
 _MAX_SCALE: Final = 2.0**100
-# The method `percentile` cuts off one in this many values, as ONNX Runtime's default of 99.999 does.
+# The method `percentile` cuts off one in this many values: ONNX Runtime's default of 99.999 %.
 _ONE_IN: Final = 100_000
-# The method `entropy` has the bins of TensorRT's, and tries each eighth of its thresholds.
+# The method `entropy` has as many bins as TensorRT, and tries every eighth threshold of TensorRT's.
 _ENTROPY_BINS: Final = 2048
 _ENTROPY_STEP: Final = 8
-# Large values are rare where they are at most one of this many.
+# Large values are called rare if they are at most one in this many.
 _RARE: Final = 16
-# The method `mse` first tries two limits in each octave, then this many between the neighbours of the best.
+# The method `mse` first tries two limits in each of `_OCTAVES` octaves, then `_REFINED` limits between the
+# neighbors of the best one. It repeats this for both ends up to `_ROUNDS` times.
 _OCTAVES: Final = 12
 _REFINED: Final = 16
 _ROUNDS: Final = 2
-# Terms of the series of the logarithm: the next one is below the precision of float64.
+# Terms of the logarithm's series: further ones are below the precision of float64.
 _LOG_TERMS: Final = 12
 _LN2: Final = 0.6931471805599453
 _ROOT_HALF: Final = 0.7071067811865476
 
 
 class Histogram:
-    """Counts of the values of one tensor, in a fixed number of bins.
+    """A histogram of the values of one tensor, with a fixed number of bins.
 
-    The width of bins is a power of two, and their limits are its multiples. If a value lies outside, the width doubles
-    until all values have a bin. So a histogram does not depend on the order or the batches of its values.
+    The bin width is a power of two, and the bin limits are its multiples. If a value lies outside, the width
+    doubles until all values have a bin. So a histogram depends neither on the order of the values nor on their
+    batches.
 
     Attributes:
         total: The number of counted finite values.
@@ -77,17 +80,17 @@ class Histogram:
         return float(np.ldexp(1.0, self._exponent))
 
     def add(self, values: Array, weight: int = 1) -> None:
-        """Count the values of a tensor of any real dtype, with a weight."""
+        """Count the values of a tensor of any real dtype, each `weight` times."""
         flat = np.asarray(values).reshape(-1)
         dtype = np.float32 if flat.dtype == np.float32 else np.float64
         for start in range(0, flat.size, _CHUNK):
             self._add_chunk(flat[start : start + _CHUNK].astype(dtype, copy=False), weight)
 
     def add_some(self, values: Array, first: int, step: int) -> None:
-        """Count one in `step` values of a tensor, from the `first` one on, with that weight.
+        """Count every `step`-th value of a tensor, from index `first` on, each `step` times.
 
-        The range is that of all values. If few are larger than half the largest one, each of these is counted,
-        because a rare one decides the range.
+        `low` and `high` consider all values. If values above half of the largest one are rare, each of them is
+        counted, because rare values decide the range.
         """
         flat = np.asarray(values).reshape(-1)
         if step == 1 or not flat.size:
@@ -95,7 +98,7 @@ class Histogram:
             return
         low, high = float(flat.min()), float(flat.max())
         if not (low >= -_LARGEST and high <= _LARGEST):
-            # each that is not finite is counted
+            # count all values, so that `not_finite` is exact
             self.add(flat)
             return
         limit = flat.dtype.type(max(-low, high) / 2)
@@ -109,13 +112,13 @@ class Histogram:
             self._widen(low, high)
 
     def list_bins(self) -> tuple[Array, Array]:
-        """Return the middles of all bins that hold values, in rising order, and their counts."""
+        """Return the middles of the nonempty bins, in ascending order, and their counts."""
         held = np.flatnonzero(self._counts)
         middles = (held + self._first).astype(np.float64) + 0.5
         return np.ldexp(middles, self._exponent), self._counts[held]
 
     def count_magnitudes(self) -> tuple[Array, float]:
-        """Return the counts of absolute values in `_ENTROPY_BINS` bins, and the width of these."""
+        """Return the counts of absolute values in `_ENTROPY_BINS` bins, and the width of a bin."""
         held = np.flatnonzero(self._counts)
         indices = held + self._first
         indices = np.where(indices < 0, -indices - 1, indices)
@@ -128,7 +131,7 @@ class Histogram:
 
     def _add_chunk(self, values: Array, weight: int) -> None:
         low, high = float(values.min()), float(values.max())
-        # NaN is not within the limits either
+        # written so that NaN fails the comparison, too
         if not (low >= -_LARGEST and high <= _LARGEST):
             finite = np.abs(values) <= _LARGEST
             self.not_finite += int(values.size - finite.sum())
@@ -141,7 +144,7 @@ class Histogram:
         self.total += values.size * weight
 
     def _place(self, values: Array) -> Array:
-        """Return the bins of values; a product with a power of two is exact, unless it is denormal."""
+        """Return the bins of values: multiplying by a power of two is exact, except for denormal results."""
         if not _SMALLEST_WIDTH <= self._exponent <= _LARGEST_WIDTH:
             values = values.astype(np.float64)
         steps = values * values.dtype.type(np.ldexp(1.0, -self._exponent))
@@ -150,12 +153,12 @@ class Histogram:
         return np.asarray(steps.astype(np.int32))
 
     def _widen(self, low: float, high: float) -> None:
-        """Extend the histogram to cover all values between two limits."""
+        """Extend the histogram to cover the values from `low` to `high`."""
         if self.total:
             if self.low <= low and high <= self.high:
                 return
             low, high = min(low, self.low), max(high, self.high)
-        # −0 and 0 are one number
+        # turn −0 into 0
         self.low, self.high = low + 0.0, high + 0.0
         largest = max(-low, high)
         exponent = max(self._exponent, int(np.frexp(largest)[1]) - _PRECISION_BITS)
@@ -176,12 +179,13 @@ def _bin_of(value: float, exponent: int) -> int:
 
 
 def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[float, float]:
-    """Return the range that the integers of a dtype represent; it contains 0.
+    """Return the range (low, high) that the integers of a dtype represent; it contains 0.
 
-    The method weighs values outside the range against larger steps within. NaN and infinite values are left out.
+    The method weighs the clipping of values outside the range against larger rounding steps within. NaN and
+    infinity are ignored.
 
     Raises:
-        ValueError: when no finite value was counted.
+        ValueError: if no finite value was counted.
     """
     if not histogram.total:
         raise ValueError("no finite value was counted")
@@ -191,19 +195,20 @@ def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[floa
 
 
 def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
-    """Return scale and zero point of the integers of a dtype for a range that contains 0.
+    """Return the scale and the zero point of the integers of a dtype for a range, extended to contain 0.
 
-    A scale has 12 significant bits, so that other roundings of the values seldom change it. It is 1 for an empty range,
+    A scale has 12 significant bits, so that last-bit differences of the values seldom change it. It is 1 for an
+    empty range,
     such as a channel of zeros, and between 2⁻¹⁰⁰ and 2¹⁰⁰ otherwise.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         return 1.0, 0
     limits = np.iinfo(dtype)
-    # the halves do not overflow where the range does
+    # half of the range does not overflow where the range itself does
     half = (high / 2 - low / 2) / (limits.max - limits.min)
     bounded = min(max(2 * min(half, _MAX_SCALE), _MIN_SCALE), _MAX_SCALE)
-    # the next number of 12 significant bits that is not less
+    # round up to 12 significant bits
     mantissa, exponent = np.frexp(bounded)
     scale = float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
     zero_point = limits.min - int(np.rint(max(low / scale, -(2.0**31))))
@@ -213,7 +218,7 @@ def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
 def _cut_percentile(
     histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
-    """Cut the outermost values off at both ends."""
+    """Cut off the outermost values at both ends."""
     cut = histogram.total // _ONE_IN
     middles, counts = histogram.list_bins()
     half = histogram.width / 2
@@ -225,11 +230,11 @@ def _cut_percentile(
 def _least_divergence(
     histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the threshold whose distribution loses least information, in both directions.
+    """Return the symmetric range of least Kullback–Leibler divergence.
 
     TensorRT's method: S. Migacz, 8-bit inference with TensorRT, GPU Technology Conference 2017. As in NVIDIA's
-    pytorch-quantization, the first bin counts like the second: zeros, frequent after a ReLU, are exact with any
-    threshold.
+    pytorch-quantization, the count of the first bin is replaced by that of the second: zeros, frequent after a
+    ReLU, are exact with any threshold.
     """
     magnitudes, width = histogram.count_magnitudes()
     counts = magnitudes.astype(np.float64)
@@ -241,7 +246,7 @@ def _least_divergence(
         return widest
     starts = np.append(np.arange(levels, last, _ENTROPY_STEP), last)
     divergences = [_divergence(counts, int(kept), levels, last) for kept in starts]
-    # of equal ones the widest
+    # the widest of several equally good thresholds
     best = len(starts) - 1 - int(np.argmin(divergences[::-1]))
     threshold = float(starts[best]) * width
     return -threshold, threshold
@@ -250,13 +255,13 @@ def _least_divergence(
 def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
     """Return the Kullback–Leibler divergence between the first `kept` bins and their quantization.
 
-    Values beyond these bins are clipped to the last kept bin.
+    Values beyond these bins count for the last kept bin.
     """
     inside = counts[:kept]
     reference = inside.copy()
     reference[-1] += sum_in_order(counts[kept:last]) if kept < last else 0.0
     held = inside > 0
-    # each level has the same number of bins, and the last one the rest too
+    # each level has the same number of bins; the last one also has the remainder
     group = np.minimum(np.arange(kept) // (kept // levels), levels - 1)
     sums = np.zeros(levels)
     np.add.at(sums, group, inside)
@@ -275,7 +280,7 @@ def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
 def _least_error(
     histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the range of least mean squared error, found one limit after the other.
+    """Return the range of least mean squared error; the two limits are optimized in turn.
 
     Choukroun et al. 2019, Low-bit quantization of neural networks for efficient inference (arXiv:1902.06822), for a
     whole tensor.
@@ -303,7 +308,7 @@ def _least_error(
 
 
 def _search(widest: float, measure: Callable[[float], float]) -> float:
-    """Return the limit of least error: of two in each octave, then of some around the best."""
+    """Return the limit of least error: first try two limits per octave, then some around the best one."""
     if not widest:
         return 0.0
     coarse = [widest * part / (1 << octave) for octave in range(_OCTAVES) for part in (1.0, 0.75)]
@@ -316,17 +321,17 @@ def _search(widest: float, measure: Callable[[float], float]) -> float:
 
 
 def sum_in_order(values: Array) -> float:
-    """Return the sum, added in order: `numpy.sum` may add in another order on another CPU."""
+    """Return the sum in index order: the order in `numpy.sum` may depend on the CPU."""
     return float(np.add.accumulate(values)[-1]) if values.size else 0.0
 
 
 def sum_rows_in_order(values: Array) -> Array:
-    """Return the sum of each row, added in order."""
+    """Return the sum of each row, accumulated in index order."""
     return np.asarray(np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1])
 
 
 def _log(values: Array) -> Array:
-    """Return logarithms of positive values by a series: C libraries differ in the last bits."""
+    """Return logarithms of positive values, from a series: C libraries differ in the last bits."""
     mantissas, exponents = np.frexp(values)
     is_small = mantissas < _ROOT_HALF
     mantissas = np.where(is_small, mantissas * 2, mantissas)

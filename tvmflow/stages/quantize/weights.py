@@ -1,6 +1,6 @@
-"""Quantizes the weights of matrix products to blocks of 4 or 8 bits, with a scale for each group.
+"""Block-quantize matmul weights to 4 or 8 bits, with a scale for each group.
 
-No product is accumulated by a library, so that any machine gives the same bits.
+No floats are accumulated by a BLAS library, so that every machine gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tvmflow.core.types import Array
 from tvmflow.graph import bfloat16
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
-# The factors that clip the largest value of a group; the best one is taken.
+# The candidates for a group's largest value, as factors of the actual one; the best candidate is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
-# This many weights are compared with a candidate at a time.
+# This many weights are evaluated with a candidate scale at a time.
 _COMPARED: Final = 1 << 15
-# This many columns take part in making up for the error of one.
+# The error of a column is compensated within a block of about this many columns.
 _BLOCK: Final = 512
-# This share of the mean is added to the diagonal of a Hessian, which may have no inverse.
+# This share of the diagonal's mean is added to the diagonal of a Hessian, which might be singular otherwise.
 _DAMPING: Final = 0.01
-# Data are rounded to integers up to this value, so that their products are accumulated exactly.
+# Inputs are rounded to integers up to this value, so that their products are accumulated exactly.
 _DATA_STEPS: Final = 2047
 _BITS: Final = 4
 _BYTE: Final = 8
 
 
 class Groups(NamedTuple):
-    """Groups of `size` neighboring weights of a row that share a scale, as integers of 4 or 8 bits."""
+    """The format of block-quantized weights: `size` neighboring weights of a row share a scale."""
 
     bits: int = _BITS
     size: int = 32
@@ -49,7 +49,7 @@ _DEFAULT: Final = Groups()
 
 
 class BlockQuantizedIntegers(NamedTuple):
-    """Weights (rows, depth) as integers.
+    """Block-quantized weights (rows, depth).
 
     Attributes:
         integers: uint8, padded to whole groups.
@@ -69,7 +69,7 @@ class BlockQuantizedIntegers(NamedTuple):
 
     @property
     def operator(self) -> BlockQuantizedWeights:
-        """The operator that converts them."""
+        """The operator that dequantizes the weights."""
         bits, size = self.groups.bits, self.groups.size
         zero = self.groups.middle
         return BlockQuantizedWeights(
@@ -77,7 +77,7 @@ class BlockQuantizedIntegers(NamedTuple):
         )
 
     def pack(self) -> dict[str, Array]:
-        """Return the operands of the operator by name, in their order."""
+        """Return the operands of `operator` by name, in the operator's order."""
         rows, count = self.scales.shape
         packed = self.integers
         if self.groups.bits < _BYTE:
@@ -89,14 +89,14 @@ class BlockQuantizedIntegers(NamedTuple):
         }
 
     def to_float(self) -> Array:
-        """Return the values that the integers stand for, as float32."""
+        """Return the dequantized weights, float32 (rows, depth)."""
         difference = self.integers.astype(np.float32) - np.float32(self.groups.middle)
         real: Array = difference * np.repeat(self.scales, self.groups.size, axis=1)
         return real[:, : self.depth]
 
 
 def error_of(weights: Array, rounded: BlockQuantizedIntegers) -> float:
-    """Return the root mean square error of rounded weights, relative to the root mean square of weights."""
+    """Return the relative root mean square error of rounded weights."""
     exact = weights.astype(np.float64)
     power = float(np.square(exact).sum())
     lost = float(np.square(rounded.to_float() - exact).sum())
@@ -104,10 +104,10 @@ def error_of(weights: Array, rounded: BlockQuantizedIntegers) -> float:
 
 
 class InputProducts:
-    """The accumulated products of a layer's inputs with each other: the Hessian of its squared error.
+    """The Hessian XᵀX of a layer's squared error, accumulated over its inputs X.
 
-    Only products within blocks of whole groups (`size`) are kept, so that memory grows linearly with the inputs.
-    Inputs become integers, whose accumulation is exact in any order.
+    Only diagonal blocks of whole groups of `size` columns are kept, so memory grows linearly with `depth`. Inputs
+    are rounded to integers, whose accumulation is exact in any order.
     """
 
     def __init__(self, depth: int, size: int) -> None:
@@ -117,11 +117,11 @@ class InputProducts:
         self._factor = 0.0
 
     def add(self, data: Array) -> None:
-        """Add data (…, depth); rows with a NaN or an infinity are left out."""
+        """Add inputs (…, depth); rows with NaN or infinity are left out."""
         rows = data.reshape(-1, self._depth).astype(np.float64)
         rows = rows[np.isfinite(rows).all(axis=1)]
         if not self._factor:
-            # later data may have twice the range of the first, and are limited beyond
+            # later batches may have twice the range of the first; values beyond are clipped
             largest = float(np.abs(rows).max(initial=0.0))
             self._factor = _DATA_STEPS / (2 * largest) if largest else 0.0
         whole = np.clip(np.rint(rows * self._factor), -_DATA_STEPS, _DATA_STEPS)
@@ -141,10 +141,10 @@ def _list_blocks(depth: int, size: int) -> list[tuple[int, int]]:
 def round_groups(
     weights: Array, groups: Groups = _DEFAULT, products: InputProducts | None = None
 ) -> BlockQuantizedIntegers:
-    """Return weights (rows, depth) rounded in groups: to nearest, or by the products of calibration data.
+    """Block-quantize weights (rows, depth): round to nearest, or with GPTQ if `products` is given.
 
-    The scale of each group is the candidate with the least squared error. With the products of inputs, the columns
-    after a rounded one compensate for its error, within a block (Frantar et al., GPTQ, 2022).
+    The scale of each group is the candidate with the least squared error. With `products`, later columns of a block
+    compensate for the error of a rounded column (Frantar et al., GPTQ, 2022).
     """
     rows, depth = weights.shape
     count = -(-depth // groups.size)
@@ -160,7 +160,7 @@ def round_groups(
         for first in range(start, start + width, groups.size):
             group, last = first // groups.size, first + groups.size
             own = importance[first - start : last - start]
-            # the rows that are compared with a candidate at a time
+            # rows that are evaluated at a time
             size = max(_COMPARED // groups.size, 1)
             for some in (slice(begin, begin + size) for begin in range(0, rows, size)):
                 part = padded[some, first:last]
@@ -175,7 +175,7 @@ def round_groups(
                 integer = _round(exact[:, None], scale, groups)[:, 0]
                 integers[:, column] = integer
                 error = exact - (integer - groups.middle) * scale
-                # later columns of the block compensate, and this one leaves the inverse
+                # later columns of the block compensate the error, and this column is eliminated from the inverse
                 this, rest = column - start, slice(column - start + 1, None)
                 factors = inverse[this, rest] / inverse[this, this]
                 padded[:, column + 1 : start + width] -= error[:, None] * factors
@@ -186,7 +186,7 @@ def round_groups(
 
 
 def _round(weights: Array, scales: Array, groups: Groups) -> Array:
-    """Return the integers of the weights of a group, with a scale for each row."""
+    """Round a group of columns to integers, with one scale per row."""
     integers = np.divide(weights, scales[:, None])
     np.rint(integers, out=integers)
     integers += groups.middle
@@ -194,7 +194,7 @@ def _round(weights: Array, scales: Array, groups: Groups) -> Array:
 
 
 def _dampen(hessian: Array) -> Array:
-    """Return a Hessian with a larger diagonal, so that it has an inverse."""
+    """Return a copy of a Hessian with a larger diagonal, so that it is invertible."""
     changed, diagonal = hessian.copy(), np.diagonal(hessian)
     mean = float(diagonal.mean()) or 1.0
     np.fill_diagonal(changed, np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean)
@@ -222,7 +222,7 @@ def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
     extremes = np.take_along_axis(weights, largest, axis=1)
     for candidate in _list_candidates(weights, groups):
         scale = _to_bfloat16(candidate)
-        # of 8 bits, most candidates clip the largest value by more than rounding costs all of them
+        # the error of the largest values alone rules out many candidates: with 8 bits most of them
         if (_sum_errors(extremes, scale, importance[largest], groups) >= best).all():
             continue
         sums = _sum_errors(weights, scale, importance, groups)
@@ -232,7 +232,7 @@ def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
 
 
 def _sum_errors(weights: Array, scales: Array, importance: Array, groups: Groups) -> Array:
-    """Return the sum of squared errors of each row, whose columns have an importance."""
+    """Return the squared errors of each row, summed with the importance of the columns as weights."""
     errors = _round(weights, scales, groups)
     errors -= groups.middle
     errors *= scales[:, None]
@@ -244,7 +244,7 @@ def _sum_errors(weights: Array, scales: Array, importance: Array, groups: Groups
 
 def _list_candidates(weights: Array, groups: Groups) -> Iterator[Array]:
     low, high = np.minimum(weights.min(axis=1), 0), np.maximum(weights.max(axis=1), 0)
-    # the number with the largest absolute value becomes the lowest integer, which has no opposite
+    # the value with the largest magnitude may become the lowest integer, which has no positive counterpart
     extreme = np.where(-low > high, low, high)
     for factor in _FACTORS:
         yield extreme * (-factor / groups.middle)
@@ -252,7 +252,7 @@ def _list_candidates(weights: Array, groups: Groups) -> Iterator[Array]:
 
 
 def _to_bfloat16(scales: Array) -> Array:
-    """Return scales rounded to bfloat16, with 1 in place of 0."""
+    """Return scales rounded to bfloat16, with 1 in place of denormal, zero and infinite scales."""
     bits = scales.astype(np.float32).view(np.uint32)
     even = bits >> np.uint32(bfloat16.BITS) & np.uint32(1)
     bits = (bits + np.uint32(bfloat16.ROUNDING_BIAS) + even) & np.uint32(0xFFFF0000)
