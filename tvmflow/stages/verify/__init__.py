@@ -1,4 +1,4 @@
-"""`verify`: the library that users will load, on real inputs, against the model's framework."""
+"""`verify`: compare the library that users will load with the model's framework, on real inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAME: Final = "verify"
 
 
 def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
-    """Return the faults of a rejected library as JSON: see `fault_localization`."""
+    """Return the faults of a rejected library as JSON; see `fault_localization`."""
     from tvmflow.stages.verify import fault_localization
 
     return fault_localization.find_faults(payload, emit)
@@ -80,7 +80,7 @@ TRAITS: Final = StageTraits(
 describe, explain = verdict_text.describe, verdict_text.explain
 
 VERDICT: Final = "verdict.json"
-"""The verified facts: the same bytes whenever the same library passes the same checks."""
+"""The verdict without measured values: the same library and checks always give the same bytes."""
 DELIVERED_VERDICT: Final = "verify.json"
 """The name of the verdict in `dist`."""
 MEASUREMENTS: Final = "measurements.json"
@@ -133,7 +133,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
 def _list_deliveries(
     recipe: Recipe, target: ResolvedTarget | PartitionedTarget
 ) -> dict[str, tuple[str, ...]]:
-    """Return the files of each output for a target."""
+    """Return the file names of each output."""
     if isinstance(target, PartitionedTarget):
         request, outputs = join.make_request(recipe, target), join.list_outputs(recipe)
     else:
@@ -142,7 +142,7 @@ def _list_deliveries(
 
 
 def _isa_level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, IsaLevelSettings]:
-    """Return where each level runs: this machine if it has the level, else an emulator if allowed."""
+    """Return for each ISA level where it runs: on this machine, in an emulator, or not at all."""
     may_emulate = run_location(recipe) == QEMU
     settings = {}
     for level in target.levels:
@@ -174,7 +174,7 @@ def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Fi
 def compare_settings(
     recipe: Recipe, target: ResolvedTarget | PartitionedTarget
 ) -> CompareSettings | None:
-    """Return the runtimes that a library is compared with, and the ones that are not installed."""
+    """Return the runtimes to compare the library with; None if the recipe asks for none."""
     requested, limited = recipe.verify.compare, tuple(recipe.verify.max_vs)
     if not requested and not limited:
         return None
@@ -193,12 +193,12 @@ def compare_settings(
 
 
 def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
-    """Return the kind of device that a target runs on; a partitioned one runs on the CPU, too."""
+    """Return the kind of device that calls the library: `cpu` for a partitioned target."""
     return "cpu" if isinstance(target, PartitionedTarget) else str(target.device["kind"])
 
 
 def run(settings: VerifySettings, context: StageContext) -> Verdict:
-    """Write the verdict and the measurements; VerifyFailed for a library that is rejected."""
+    """Write the verdict and the measurements; VerifyFailed if the library is rejected."""
     from tvmflow.stages.verify.verification import verify
 
     return verify(settings, context)

@@ -1,4 +1,4 @@
-"""Comparison of outputs with the reference's: tolerances, errors, and undetectable faults."""
+"""Compare outputs with the reference's: tolerances, errors, and faults that would go undetected."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tvmflow.stages.verify.verdict import (
     ScaledSlice,
 )
 
-# With fewer elements, the largest value does not predict the errors, and averages are noisy.
+# In tensors with fewer elements, the largest value does not predict errors, and averages are noisy.
 _MIN_SLICE: Final = 256
-# A step of a probability may be that much of the largest one.
+# The most that a quantization step may add to the tolerance, as a share of the output's largest value.
 _LARGEST_STEP: Final = 0.25
 
 
@@ -38,16 +38,16 @@ class Tolerance(NamedTuple):
     """|actual - expected| <= atol + rtol * |expected|, with an atol that grows with the output.
 
     Attributes:
-        atol: The absolute tolerance, however small the output is.
-        of_largest: At least this share of the output's largest absolute value, because the error of an accumulation
-            follows its largest terms.
-        of_slice: At least this share of the largest value of the element's slice along each axis: an
-            output may have values of several kinds, such as pixels beside probabilities.
-        step: At least this much, up to a quarter of the largest value.
-        rms: The limit on the root mean square of all errors, relative to that of the output.
-        scale: The limit on the scaling of the output as a whole.
-        exact_integers: Integers and booleans must be equal.
-        slice_scale: The limit on the scaling of each slice along an axis, such as a channel.
+        atol: The absolute tolerance, independent of the output's values.
+        of_largest: The absolute tolerance is at least this share of the output's largest absolute value, because
+            the error of an accumulation is proportional to its largest terms.
+        of_slice: The absolute tolerance is at least this share of the largest value in the element's slice along
+            each axis: an output may contain values of several kinds, such as pixels beside probabilities.
+        step: The absolute tolerance is at least this step, but for the step at most a quarter of the largest value.
+        rms: The limit on the root mean square error, relative to the root mean square of the output. scale: The
+        limit on |factor - 1|, where the output as a whole is the reference's times a factor.
+        exact_integers: Whether integers and booleans must be equal.
+        slice_scale: The same limit as `scale` for each slice along an axis, such as a channel.
     """
 
     rtol: float
@@ -63,19 +63,19 @@ class Tolerance(NamedTuple):
     def for_output(self, dtype: np.dtype[Any], elements: int) -> Tolerance:
         """Return the tolerance of an output with this dtype and this many elements."""
         if dtype.kind in "iub" and self.exact_integers:
-            # An integer of a quantized model is one of 256 steps; others are counts, indices and flags.
+            # 8-bit integers of a quantized model are steps, which may differ; others are counts, indices and flags.
             is_step = self.step > 0 and dtype.kind in "iu" and dtype.itemsize == 1
             return Tolerance(0.0, 0.0, self.of_largest) if is_step else Tolerance(0.0, 0.0)
         return self if elements >= _MIN_SLICE else self._replace(rms=None, scale=None)
 
     def absolute(self, expected: Array) -> Array:
-        """Return the absolute tolerance of each element, in a shape that broadcasts; `expected` is float64."""
+        """Return each element's absolute tolerance, in a shape that broadcasts to `expected` (float64)."""
         magnitudes = np.where(np.isfinite(expected), np.abs(expected), 0.0)
         largest = magnitudes.max(initial=0.0)
         atol = max(self.atol, self.of_largest * largest, min(self.step, _LARGEST_STEP * largest))
         if not self.of_slice:
             return np.asarray(atol)
-        # of the largest values of an element's slices along each axis, the smallest counts
+        # an element is in one slice along each axis: the slice with the smallest maximum counts
         least = np.asarray(largest)
         for axis, length in enumerate(magnitudes.shape):
             if length > 1 and magnitudes.size // length >= _MIN_SLICE:
@@ -84,13 +84,13 @@ class Tolerance(NamedTuple):
         return np.maximum(atol, self.of_slice * least)
 
 
-# float16 has 11 significant bits, bfloat16 8: ten roundings of the largest value. int8: 16 of 256 quantization steps,
-# because a sum in another order may round differently, and the error propagates through later layers.
-# And at least one step of a probability, whose outputs are rounded to 256 steps from 0 to 1 however small they are.
-# SqueezeNet, ResNet-50 and MobileNet v2 with random weights are 1, 4 and 10 steps from ONNX Runtime.
-# Networks with random weights are within 0.00003 of the largest value of an output in float32; their errors have a
-# root mean square of 0.1 % in float16, up to 1.3 % with float16 accumulators, 0.7 % in bfloat16 and 1.6 % in
-# int8, and scale an output by up to 0.3 %.
+# float16 (11 significant bits) and bfloat16 (8): ten roundings of the largest value. int8: 16 of 256 quantization
+# steps, because accumulating in another order may round differently, and the error propagates through later layers.
+# SqueezeNet, ResNet-50 and MobileNet v2 with random weights are 1, 4 and 10 steps from ONNX Runtime. The int8
+# tolerance is at least one step of a probability: probabilities are rounded to 256 steps from 0 to 1, so small ones
+# are coarse, too. Networks with random weights are within 0.00003 of an output's largest value in float32; their
+# root mean square error is 0.1 % in float16, up to 1.3 % with float16 accumulators, 0.7 % in bfloat16 and 1.6 % in
+# int8. They scale an output by up to 0.3 %.
 DEFAULTS: Final[Mapping[str, Tolerance]] = {
     FLOAT32: Tolerance(1e-3, SMALLEST_NORMAL, 4e-6, of_slice=1e-4, rms=1e-4, slice_scale=5e-4),
     FLOAT16: Tolerance(1e-2, 10 / 2**24, 10 / 2**11, rms=10 / 2**11),
@@ -101,7 +101,7 @@ DEFAULTS: Final[Mapping[str, Tolerance]] = {
 
 
 def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return the tolerance for an arithmetic, or the recipe's own."""
+    """Return the default tolerance of an arithmetic, with the recipe's `rtol` and `atol` if given."""
     tolerance = DEFAULTS[arithmetic]
     if rtol is None and atol is None:
         return tolerance._replace(exact_integers=True)
@@ -114,7 +114,7 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
 
 
 def widen(tolerance: Tolerance, arithmetic: str) -> Tolerance:
-    """Return a tolerance for outputs of any magnitude, independent of a recipe's absolute tolerance."""
+    """Return a tolerance, at least the default one, for inputs and outputs of other magnitudes."""
     default = DEFAULTS[arithmetic]._replace(exact_integers=tolerance.exact_integers)
     return default._replace(
         rtol=max(default.rtol, tolerance.rtol),
@@ -127,7 +127,7 @@ _OF_PRECISIONS: Final = {"float16": FLOAT16_SUMS, "bfloat16": BFLOAT16}
 
 
 def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
-    """Return the coarsest arithmetic of an imported model."""
+    """Return the least precise arithmetic of an imported model, a key of `DEFAULTS`."""
     if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED
     if precision in _OF_PRECISIONS:
@@ -140,7 +140,7 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
 
 
 _LEAST: Final = 2.0**-1022
-# float32 accumulators are rounded to 0.00003 of the largest value.
+# Twice the rounding error of float32 accumulators, which is 0.00003 of the largest value.
 _SCALED_OF_LARGEST: Final = 6e-5
 
 
@@ -151,7 +151,7 @@ def compare_batches(
     data: Samples,
     tolerance: Tolerance,
 ) -> dict[str, OutputComparison]:
-    """Return the comparison of each output over all batches; batches of one size are compared together."""
+    """Compare each output over all batches; batches with equal shapes are compared together."""
     groups: dict[Any, list[int]] = {(): [*range(len(expected))]}
     if len({tuple(array.shape for array in batch.values()) for batch in expected}) > 1:
         groups.clear()
@@ -164,7 +164,7 @@ def compare_batches(
             own = Samples([data.batches[n] for n in numbers], len(numbers), None, 0)
         for name, found in comparisons.items():
             pairs = [(actual[n][name], expected[n][name]) for n in numbers]
-            # outputs of a wrong shape cannot be joined
+            # outputs with a wrong shape cannot be joined: compare such a pair alone, which fails
             differing = [pair for pair in pairs if pair[0].shape != pair[1].shape]
             left, right = (
                 differing[0]
@@ -179,7 +179,7 @@ def compare_batches(
 
 
 def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
-    """Return the comparison of an output of several sizes: of each figure the worst one."""
+    """Merge the comparisons of an output at several sizes, with the worst value of each figure."""
     first, *others = comparisons
     if not others:
         return first
@@ -195,7 +195,7 @@ def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
 
 
 def _find_largest(values: Sequence[float | str]) -> float | str:
-    """Return the largest value, some of which JSON has as text; NaN if there is one."""
+    """Return the largest value, or NaN if there is one; infinity and NaN may be text."""
     return max(values, key=lambda value: (math.isnan(number := float(value)), number))
 
 
@@ -220,11 +220,11 @@ _MERGES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
 
 
 def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Return the errors of an output, the absolute tolerance, and the number of mismatched elements.
+    """Compare an output with the reference's.
 
     An element matches when |actual - expected| <= atol + rtol * |expected|; NaN equals NaN, and an infinity equals
-    itself. All elements together must satisfy the limits on root mean square and scale. An output of the reference
-    without a finite value is incomparable, which is not agreement.
+    itself. All elements together must satisfy the limits on root mean square error and scale. If the reference's
+    output has no finite value, it is incomparable and does not pass.
     """
     if actual.shape != expected.shape:
         return {"passed": False, "shape": f"{actual.shape} instead of {expected.shape}"}
@@ -265,17 +265,18 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
     return comparison
 
 
-# Of fewer elements, a factor and noise look alike.
+# In slices with fewer elements, a factor cannot be told from noise.
 _MIN_SCALED: Final = 16
-# The share of a slice's error that one factor explains: of noise in 16 elements, 0.8 is out of reach.
+# A slice is scaled if one factor explains more than this share of its squared error. Noise in 16 elements does not
+# reach 0.8.
 _EXPLAINED: Final = 0.8
 
 
 def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> ScaledSlice | None:
-    """Return the slice along an axis, such as a channel, whose values are the reference's times a factor.
+    """Return a slice, such as a channel, that is the reference's times a factor; None if there is none.
 
-    The error of a wrong factor is proportional to the values, unlike rounding errors. A regression of each slice
-    detects it even if each element is within the tolerance. Both arrays are float64.
+    The error of a wrong factor is proportional to the values, unlike rounding errors. A linear regression of each
+    slice detects it even if each element is within the tolerance. Both arrays are float64.
     """
     if tolerance.slice_scale is None or not np.isfinite(expected).all():
         return None
@@ -292,7 +293,7 @@ def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> S
             factor = np.nan_to_num(products / squares)
             explained = np.nan_to_num(products**2 / (squares * np.square(error).sum(others)))
         is_scaled = (np.abs(factor) > tolerance.slice_scale) & (explained > _EXPLAINED)
-        # rounding of values that are all smaller than other slices
+        # ignore rounding errors of slices whose values are all smaller than those of other slices
         is_scaled &= np.abs(error).max(others) > _SCALED_OF_LARGEST * np.abs(expected).max()
         if is_scaled.any():
             index = int(np.argmax(np.where(is_scaled, np.abs(factor), 0)))
@@ -308,7 +309,7 @@ def compare_outputs(
 
 
 def has_same_bits(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
-    """Return whether each expected output is the same, bit for bit."""
+    """Return whether each expected output has the same shape, dtype and bits."""
     return all(
         (actual[name].shape, actual[name].dtype) == (array.shape, array.dtype)
         and actual[name].tobytes() == array.tobytes()
@@ -317,7 +318,7 @@ def has_same_bits(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Compare two tensors between kernels, in which equal infinities (of a mask) are allowed."""
+    """Compare two intermediate tensors; unlike in outputs, equal infinities and NaN (masks) are ignored."""
     if expected.dtype.kind == "f" and actual.shape == expected.shape:
         is_same = ~np.isfinite(expected) & (
             (actual == expected) | (np.isnan(actual) & np.isnan(expected))
@@ -329,7 +330,7 @@ def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> Outpu
 def compare_inner_batches(
     actual: Sequence[Array], expected: Sequence[Array], tolerance: Tolerance
 ) -> OutputComparison:
-    """Compare a tensor between kernels over all batches; batches of one size are compared together."""
+    """Compare an intermediate tensor over all batches; batches with equal shapes are compared together."""
     groups: dict[Any, list[tuple[Array, Array]]] = {}
     for own, right in zip(actual, expected, strict=True):
         groups.setdefault((own.shape, right.shape), []).append((own, right))
@@ -338,9 +339,9 @@ def compare_inner_batches(
 
 
 def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Array]:
-    """Return the absolute and the relative error of each element; infinite where only one is NaN."""
+    """Return each element's absolute and relative error: infinity if only one of both values is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # Integers that differ may be one number in float64.
+        # Different integers may be equal as float64: their error must not be 0.
         error = np.where(is_equal, 0.0, np.maximum(np.abs(actual - expected), _LEAST))
     error = np.where(np.isnan(error), np.inf, error)
     scale = np.maximum(np.abs(expected), np.finfo(np.float64).tiny)
@@ -350,7 +351,7 @@ def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Arr
 
 
 def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputComparison:
-    """Return the errors of an output as a whole; no cosine similarity or scale if one side is zero."""
+    """Return an output's overall errors, without cosine similarity and scale if one side is all zero."""
     is_number = np.isfinite(actual) & np.isfinite(expected)
     a, b = actual[is_number], expected[is_number]
     largest = np.abs(b).max(initial=0.0)
@@ -360,7 +361,7 @@ def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputCom
     agreement = _best_class_agreement(actual, expected)
     if agreement is not None:
         figures["best_class_agreement"] = agreement
-    # squares of the values themselves might overflow, or be zero
+    # scale the values: their squares might overflow or underflow
     unit = max(largest, np.abs(a).max(initial=0.0))
     if not unit:
         return {**figures, "rms_error": 0.0}
@@ -374,14 +375,14 @@ def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputCom
 
 
 def _divide(error: float, size: float) -> float:
-    """Return an error relative to a size; no error is 0, even of nothing."""
+    """Return `error / size`; 0 if the error is 0, infinity if only the size is 0."""
     if not error:
         return 0.0
     return float(error) / float(size) if size else float("inf")
 
 
 def _best_class_agreement(actual: Array, expected: Array) -> float | None:
-    """Return the share of rows with the same largest element; None if the output is not a list of scores."""
+    """Return the share of rows with the same argmax; None if rows are not scores of classes."""
     rows = expected.reshape(len(expected), -1) if expected.ndim > 1 and expected.size else None
     if rows is None or rows.shape[1] < 2 or rows.shape[1] not in expected.shape[1:]:
         return None
@@ -390,20 +391,20 @@ def _best_class_agreement(actual: Array, expected: Array) -> float | None:
 
 
 def _find_exceeded(comparison: OutputComparison, tolerance: Tolerance) -> dict[str, float]:
-    """Return the limits for all elements together that an output exceeds, by name."""
+    """Return the limits on rms and scale that an output exceeds, by name."""
     exceeded: dict[str, float] = {}
     if float(comparison["max_abs_error"]) <= tolerance.atol:
         return exceeded
     if tolerance.rms is not None and float(comparison["rms_error"]) > tolerance.rms:
         exceeded["rms"] = tolerance.rms
-    # There is no scale where one side is zero.
+    # The scale is missing if one side is all zero.
     if tolerance.scale is not None and abs(comparison.get("scale", 1.0) - 1) > tolerance.scale:
         exceeded["scale"] = tolerance.scale
     return exceeded
 
 
 def _json_number(value: Any) -> float | str:
-    """Return a number as a JSON value: infinities and NaN become text."""
+    """Return a float as a JSON value: infinity and NaN become text."""
     number = float(value)
     return number if number - number == 0.0 else str(number)
 
@@ -411,7 +412,7 @@ def _json_number(value: Any) -> float | str:
 def relative_error(
     actual: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
 ) -> float:
-    """Return the relative root mean square of the error of the worst output of floats."""
+    """Return the largest relative root mean square error of the float outputs."""
     errors = [0.0]
     for name in actual[0]:
         wide = np.stack([np.asarray(batch[name], np.float64) for batch in expected])
@@ -425,7 +426,7 @@ def relative_error(
 def find_undetected(
     outputs: Sequence[Mapping[str, Array]], names: Iterable[str], tolerance: Tolerance
 ) -> dict[str, str]:
-    """Return the outputs whose check a wrong library could pass, and how."""
+    """Return the outputs that a wrong library could pass with: ZEROS, INPUTS or ANYTHING, by name."""
     named = ((name, _find([batch[name] for batch in outputs], tolerance)) for name in names)
     return {name: what for name, what in named if what}
 

@@ -1,6 +1,6 @@
-"""Loads each output in a new process, as users do, and runs it with one of the verified samples.
+"""Load each delivered output in a new process, as users do, and run it on a verified sample.
 
-The process of `verify` has imported the compiler, so it cannot detect that an output depends on it. The new
+The process of `verify` has imported the compiler, so it would not notice that an output depends on it. The new
 processes also use another number of threads.
 """
 
@@ -88,7 +88,7 @@ for each in task["libraries"]:
     tensors |= module.run({spec.name: tensors[spec.name] for spec in module.inputs})
 outputs = {name: tensors[name] for name in task["outputs"]}
 """
-# TVM imports PyTorch where it is installed, for seconds, and uses nothing of it here.
+# If PyTorch is installed, TVM imports it, which takes seconds; nothing here needs it.
 _TVM: Final = """
 import ctypes
 sys.modules["torch"] = None
@@ -110,9 +110,9 @@ outputs = {name: result.numpy() for name, result in zip(task["outputs"], results
 
 
 class _Task(NamedTuple):
-    """A process that loads an output from a file.
+    """A new process that loads an output from a file: its program, and the fields of its request.
 
-    `folders` is the import path of a process without the packages of this one.
+    If `folders` is given, it is the import path, in place of the packages of this environment.
     """
 
     code: str
@@ -122,13 +122,13 @@ class _Task(NamedTuple):
 
 
 class _Unloadable(Exception):
-    """The reason why nothing on this machine loads an output as a user would."""
+    """An output cannot be loaded on this machine as a user would; the message is the reason."""
 
 
 def check_deliveries(library: Library, case: Case) -> dict[str, DeliveryVerdict]:
-    """Return the verdict on each output, loaded in a new process and compared with the verified library.
+    """Load each output in a new process, and compare it with the verified library.
 
-    Without a reference, bits must be equal. The result is empty for a library on another machine.
+    Without a reference, bits must be equal. The result is empty if the library runs on another machine.
     """
     settings = case.settings
     if settings.run_on != LOCAL or not isinstance(library, LocalLibrary):
@@ -150,14 +150,14 @@ def check_deliveries(library: Library, case: Case) -> dict[str, DeliveryVerdict]
         ]
         for name, future in running:
             verdict = loader.judge(name, future.result(), tolerance)
-            # of an output in several forms, the first that is wrong
+            # an output may have several forms: keep the verdict on the first wrong one
             if name not in verdicts or verdicts[name]["passed"]:
                 verdicts[name] = verdict
     return {name: verdicts[name] for name in settings.deliveries if name in verdicts}
 
 
 class _Deliveries:
-    """The outputs of a library, with a sample for them in a file."""
+    """The delivered outputs of a library, and a file with the sample to run them on."""
 
     def __init__(
         self, library: LocalLibrary, feed: Arrays, settings: VerifySettings, context: StageContext
@@ -165,7 +165,7 @@ class _Deliveries:
         self._library, self._feed = library, feed
         self._settings, self._context = settings, context
         self._folder = context.work / "deliveries"
-        # an attempt that was rejected leaves its files
+        # files of an earlier, rejected attempt may be left
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         self._expected: dict[str, Arrays] = {}
@@ -176,7 +176,7 @@ class _Deliveries:
             np.savez(self._samples, *feed.values())
 
     def list_tasks(self, output: str, names: Sequence[str]) -> Iterator[_Task]:
-        """Yield the processes that load an output; _Unloadable if none can, TvmflowError if a linker fails."""
+        """Yield the processes to load an output; _Unloadable if none can, TvmflowError if linking fails."""
         if not self._is_plain:
             raise _Unloadable("NumPy's files cannot hold its inputs")
         list_own = _TASKS.get(output)
@@ -191,12 +191,12 @@ class _Deliveries:
         for name in names:
             files[name] = folder / name
             files[name].parent.mkdir(parents=True, exist_ok=True)
-            # the store has the same files under other names
+            # the store keeps these files under other names
             link_or_copy(self._context.inputs[f"export/{name}"], files[name])
         return list_own(self, files)
 
     def run(self, task: _Task) -> Arrays | str:
-        """Return the results of a new process by output, or the last line of its error."""
+        """Run a new process; return its outputs by name, or the message of its error."""
         folder = self._next()
         results, described, request = (
             folder / name for name in ("out.npz", "out.json", "task.json")
@@ -237,7 +237,7 @@ class _Deliveries:
         except subprocess.TimeoutExpired:
             return f"it did not end within {_TIMEOUT_S:.0f} s"
         if done.returncode != 0 or not described.exists():
-            # the lines after the error's own, such as the fix, are indented
+            # only the error's own line is not indented; the lines after it, such as the fix, are
             lines = [line for line in done.stderr.splitlines() if line[:1].strip()]
             return lines[-1] if lines else f"the process ended with {done.returncode}"
         with np.load(results) as archive:
@@ -265,7 +265,7 @@ class _Deliveries:
         return {"passed": is_passed, "is_equal": False, "outputs": outputs}
 
     def _expect(self, output: str) -> Arrays:
-        """Return the outputs of the verified library for the sample, by TVM's virtual machine if delivered."""
+        """Return the verified outputs for the sample; those of the VM library for an output made from it."""
         machine = self._context.inputs.get("export/vm.tvmflow")
         runtime = "vm" if machine and _TASKS.get(output) in _OF_TVM else ""
         if runtime not in self._expected:
@@ -274,7 +274,7 @@ class _Deliveries:
         return self._expected[runtime]
 
     def _next(self) -> Path:
-        """Return a new folder; several threads ask for one."""
+        """Return a new folder; safe to call from several threads."""
         return Path(tempfile.mkdtemp(dir=self._folder))
 
     # ---------------------------------------------------------------- outputs
@@ -285,7 +285,7 @@ class _Deliveries:
         yield _Task(_BUNDLE, bundle)
 
     def load_wheel(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the process that imports a wheel, with only its requirements."""
+        """Yield the process that imports a wheel; it can import only the wheel's requirements."""
         [path] = files.values()
         unpacked, required = path.parent / "unpacked", path.parent / "required"
         required.mkdir()
@@ -297,7 +297,7 @@ class _Deliveries:
         yield _Task(_WHEEL, path, {"module": module}, (unpacked, required))
 
     def load_c_library(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield processes that load shared libraries (of each part), or a program with the static one."""
+        """Yield processes that load the shared library of each part, or a program with the static one."""
         module = self._library.module
         weights = [str(path) for name, path in files.items() if name.endswith(".weights")]
         fields: dict[str, Json] = {"threads": self._threads}
@@ -320,13 +320,13 @@ class _Deliveries:
                 yield _Task(_C_LIBRARY, linked, {**fields, "libraries": [described]})
 
     def load_shared(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the process that loads a library by TVM's runtime."""
+        """Yield the process that loads a library with TVM's runtime."""
         self._require_plain_outputs()
         [path] = files.values()
         yield _Task(_TVM, path)
 
     def load_static(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the process that loads the program that links a static library."""
+        """Link a static library into a shared one, and yield the process that loads it."""
         self._require_plain_outputs()
         [path] = (path for path in files.values() if path.suffix != ".h")
         linked = path.with_name("linked.so")
@@ -337,7 +337,7 @@ class _Deliveries:
         )
 
     def load_params(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the processes that load a library without weights, by tvmflow and by TVM."""
+        """Yield processes that load a library and its separate weights, with tvmflow and with TVM."""
         self._require_plain_outputs()
         paths = {path.suffix: path for path in files.values()}
         yield _Task(_BUNDLE, paths[".tvmflow"], {"weights": str(paths[".safetensors"])})
@@ -358,7 +358,7 @@ class _Deliveries:
         return {"file": str(path), "prefix": _prefix_of(module), "signature": signature}
 
     def _unpack(self, archive: Path) -> list[Path]:
-        """Return the objects of a static library."""
+        """Unpack a static library, and return its object files."""
         folder = self._next()
         run_zig(folder, "ar", "x", str(archive), action="unpacking a static library")
         return sorted(folder.iterdir())
@@ -399,7 +399,7 @@ def _list_names(module: Module) -> LibraryFiles:
 
 
 def _link_required(distribution: metadata.Distribution, folder: Path) -> None:
-    """Link the top-level files of all that a distribution requires into a folder."""
+    """Link everything that a distribution requires into a folder, with transitive requirements."""
     for text in distribution.requires or ():
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):

@@ -1,4 +1,4 @@
-"""Further random inputs: other magnitudes, and inputs that reach branches not yet taken."""
+"""Draw further random inputs: of other magnitudes, and to reach branches not taken yet."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Kind(NamedTuple):
 
     Attributes:
         deviation: The standard deviation of floats without a range.
-        sign: The sign of these, or None for both; inputs with a range use its upper or lower third.
-        has_wide: Integers without a range are large, and of both signs; otherwise they are 0 and 1.
+        sign: The sign of such floats, or None for both signs; inputs with a range use its upper or lower third.
+        has_wide: Whether integers without a range are large and have both signs; otherwise they are 0 and 1.
     """
 
     text: str
@@ -44,7 +44,7 @@ class _Kind(NamedTuple):
     has_wide: bool = False
 
 
-# Typical inputs of trained models: gradients of a sensor at rest, pixels that were not scaled.
+# Magnitudes of typical inputs: gradients of a sensor at rest, and pixels that were not scaled.
 _MAGNITUDES: Final = tuple(_Kind(f"inputs of magnitude {n:g}", n) for n in (1e-3, 100.0))
 _INTEGERS: Final = _Kind("integers of both signs", has_wide=True)
 # Inputs that may reach further branches.
@@ -59,27 +59,28 @@ _FOR_BRANCHES: Final = (
     _Kind("low inputs of magnitude 100", 100.0, -1),
     _Kind("high inputs of magnitude 100", 100.0, 1),
 )
-# The largest integers without a range; 8-bit integers have any value.
+# The largest magnitude of integers without a range; 8-bit integers may have any value.
 _LARGEST_INTEGER: Final = 1000
-# The batches of a recipe's samples whose branches are observed.
+# The most batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
-# This many further batches have enough values of each class to detect a scaled one.
+# This many batches give enough values of each class to detect a scaled class.
 _REPEATS: Final = 64
-# The elements of all tensors of a model, up to which these batches take about a second.
+# Repeats are drawn only for models whose tensors have at most this many elements: they take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
-# Of many batches, some outputs are small by chance.
+# The tolerance for repeats. It is coarse, because in many batches some outputs are small by chance.
 _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)
-# The draws for outputs that are indices: in all, and consecutive ones that reach nothing new.
+# The most draws for outputs that are indices, and the most consecutive draws that reach no new class.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
-# The first seed of these batches; other seeds are below.
+# The first seed of repeats; other draws have smaller seeds.
 _FIRST_REPEAT: Final = 100
-# Inputs are changed by this many roundings of their dtype: outputs that change more are useless.
+# Inputs are changed by this many roundings of their dtype. A draw whose outputs then change by more than the
+# tolerance is useless.
 _NUDGE: Final = 2.0
 
 
 class Draw(NamedTuple):
-    """A batch of random inputs beside the usual ones, and the reference's outputs."""
+    """An additional batch of random inputs, and the reference's outputs for it."""
 
     inputs: str
     feed: Feed
@@ -87,12 +88,13 @@ class Draw(NamedTuple):
 
 
 class MoreDraws(NamedTuple):
-    """Results of the further random inputs.
+    """The additional random inputs, and what they reach.
 
     Attributes:
-        names: The compared outputs.
-        left_out: The reason for each useless draw.
-        exercises: The branches that all inputs reach; None if the reference does not observe them.
+        names: The names of the compared outputs.
+        left_out: A sentence for each useless draw.
+        exercises: The share of elements in each branch over all inputs; None if the reference does not observe
+            branches.
         repeats: Batches of the usual distribution, which together detect scaled channels.
         slices: The tolerance for scaled channels.
     """
@@ -115,9 +117,9 @@ class _Drawer:
         self.left_out: list[str] = []
 
     def add(self, text: str, feed: Feed, *, is_needed: bool = True, nudges: bool = True) -> bool:
-        """Add a draw whose outputs do not change with roundings of the inputs; return whether it was added.
+        """Add a draw if its outputs are stable under rounding of the inputs; return whether it was added.
 
-        With `is_needed`, the reason is recorded otherwise; `nudges` tries roundings of the inputs.
+        If it is not added and `is_needed`, the reason is recorded. Stability is tested only with `nudges`.
         """
         reason = ""
         try:
@@ -140,7 +142,7 @@ class _Drawer:
 
 
 def _nudge(array: Array) -> Array:
-    """Return floats that are a few roundings further up or down."""
+    """Return floats changed up or down by a few roundings; other dtypes are unchanged."""
     if array.dtype.kind != "f":
         return array
     signs = np.random.default_rng(0).choice((-1.0, 1.0), array.shape)
@@ -149,10 +151,10 @@ def _nudge(array: Array) -> Array:
 
 
 class RandomDraws:
-    """Runs a reference on further random inputs; samples of the recipe and images stay as they are.
+    """Runs a reference on additional random inputs; nothing is added to a recipe's samples or images.
 
     Attributes:
-        results: The samples and outputs of the reference, with the added ones.
+        results: The samples and the reference's outputs, including those that `reach_more` and `vary_indices` add.
     """
 
     def __init__(self, run: Run, results: ReferenceOutputs, settings: VerifySettings) -> None:
@@ -164,7 +166,7 @@ class RandomDraws:
         self._can_add = self._is_random and bool(feed)
 
     def draw_repeats(self, more: MoreDraws, elements: int, tolerance: Tolerance) -> MoreDraws:
-        """Add batches for a model of few `elements`, whose classes have too few values in few samples."""
+        """Add repeats for a small model, whose classes have too few values in the samples."""
         if tolerance.slice_scale is None or not more.names or not self._can_add:
             return more
         if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
@@ -178,15 +180,15 @@ class RandomDraws:
     def draw_more(
         self, observe: Observe | None, names: Sequence[str], tolerance: Tolerance
     ) -> MoreDraws:
-        """Run the reference on other magnitudes, and on inputs for branches that none before them reach.
+        """Run the reference on other magnitudes, and on inputs that reach new branches.
 
-        `observe` returns the branches that a batch reaches; it is None if the reference cannot. Without outputs to
-        compare, no inputs are drawn.
+        `observe` returns the branches that a batch reaches; it is None if the reference cannot observe them. If
+        there are no outputs to compare, no inputs are drawn.
         """
         feeds, settings = self.results.samples.batches, self._settings
         drawer = _Drawer(self._run, names, tolerance)
         can_draw = bool(names) and self._can_add
-        # a model is made for any magnitude, unless the recipe limits its precision
+        # models take any magnitude, except where the recipe reduces the precision
         takes_magnitudes = can_draw and not settings.quantized and settings.precision == "model"
         drawn_inputs = [spec for spec in self._inputs if self._may_draw(spec)]
         if takes_magnitudes and drawn_inputs:
@@ -219,9 +221,9 @@ class RandomDraws:
         )
 
     def reach_more(self, indices: Sequence[str], *, can_settle_ties: bool) -> None:
-        """Draw more random inputs for outputs that are `indices`, and keep those that reach new classes.
+        """Draw more random inputs for outputs that are `indices`, and keep inputs that reach new classes.
 
-        Without `can_settle_ties`, no large inputs are drawn: their sigmoids are all 1, and a library whose sigmoids
+        Without `can_settle_ties`, no large inputs are drawn: their sigmoids are all 1, so a library whose sigmoids
         differ in the last bit would be rejected.
         """
         if not self._can_add:
@@ -253,12 +255,12 @@ class RandomDraws:
     def vary_indices(
         self, indices: Sequence[str], names: Sequence[str], tolerance: Tolerance
     ) -> None:
-        """Draw other inputs if an index is 0 for all samples, and add the first that change it."""
+        """If an index is 0 for all samples, draw other inputs, and add the first ones that change it."""
         if not self._can_add:
             return
         outputs = self.results.outputs
         constant = {name for name in indices if not any(batch[name].any() for batch in outputs)}
-        # roundings of the inputs must not change an index: the library may choose the other of two equal scores
+        # rounding the inputs must not change an index: of two equal scores, the library may choose the other one
         drawer = _Drawer(self._run, [*dict.fromkeys((*indices, *names))], tolerance)
         for text, feed in self._draw_for_branches():
             if not constant:
@@ -279,7 +281,7 @@ class RandomDraws:
         )
 
     def _may_draw(self, spec: TensorSpec, kinds: str = "f") -> bool:
-        """Return whether an input has values of some kinds, by default floats, of any range."""
+        """Return whether an input has a dtype of these kinds (floats by default), and no range."""
         known = self._settings.inputs.get(spec.name)
         return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
 
@@ -289,7 +291,7 @@ class RandomDraws:
             yield kind.text, self._draw(number, kind)
 
     def _draw(self, number: int, kind: _Kind) -> Feed:
-        """Return a batch of seeded random inputs; from `_FIRST_REPEAT` on, batches have all integers together."""
+        """Return a batch of seeded random inputs; all repeats together contain all integers of a range."""
         settings = self._settings
         rng = np.random.default_rng([settings.verify.seed, number])
 
@@ -311,11 +313,11 @@ class RandomDraws:
                 low + third if kind.sign == -1 else high,
             )
             if np.dtype(spec.dtype).kind in "iub":
-                # the end of a range is reached, however short it is, and special ids are among the least ones
+                # reach the end of the range, however short it is; low values include special token ids
                 least = math.ceil(low)
                 most = max(least, math.floor(min(high, low + 1) if kind.sign == -1 else high))
                 if number >= _FIRST_REPEAT:
-                    # a table's rows, one after the other
+                    # go through a table's rows one after the other
                     first = (number - _FIRST_REPEAT) * math.prod(spec.shape)
                     counted = np.arange(first, first + math.prod(spec.shape))
                     values = rng.permutation(least + counted % (most - least + 1))
@@ -332,7 +334,7 @@ class RandomDraws:
 
 
 def _list_missing(observed: Iterable[Sequence[Exercise]]) -> set[tuple[str, str]]:
-    """Return nodes and branches that no batch reaches."""
+    """Return the (node, branch) pairs that no batch reaches."""
     return {
         (entry["node"], branch)
         for entry in _merge(observed)
@@ -342,7 +344,7 @@ def _list_missing(observed: Iterable[Sequence[Exercise]]) -> set[tuple[str, str]
 
 
 def _merge(observed: Iterable[Sequence[Exercise]]) -> list[Exercise]:
-    """Return the mean shares over all batches."""
+    """Return the shares of branches, averaged over all batches."""
     merged: list[Exercise] = []
     for first, *others in zip(*observed, strict=True):
         shares = [first["branches"], *(entry["branches"] for entry in others)]
@@ -352,7 +354,7 @@ def _merge(observed: Iterable[Sequence[Exercise]]) -> list[Exercise]:
 
 
 def list_unexercised(exercises: Iterable[Exercise]) -> list[str]:
-    """Return a phrase for each branch of an operator that no input reaches, with the nodes."""
+    """Return a phrase for each branch that no input reaches, with the nodes of the operator."""
     entries = sorted(exercises, key=lambda entry: entry["operator"])
     phrases = []
     for operator, group in itertools.groupby(entries, key=lambda entry: entry["operator"]):
@@ -374,7 +376,7 @@ _MAX_NAMED: Final = 3
 
 
 def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
-    """Run a library on draws, each compared with the reference by itself: tolerances follow the magnitude."""
+    """Compare a library with the reference on each draw separately: tolerances depend on the magnitude."""
     verdicts: list[DrawVerdict] = []
     for draw in more.draws:
         expected = {name: draw.outputs[name] for name in more.names}
@@ -386,7 +388,7 @@ def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
 
 
 def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
-    """Find scaled channels in all batches together, where rounding and steps of the model are not a cause."""
+    """Find channels scaled over all repeats together, which rounding and thresholds do not explain."""
     text = f"{len(more.repeats)} more random inputs"
     try:
         outputs = library.run_all([draw.feed for draw in more.repeats])
@@ -394,7 +396,7 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
         return {"inputs": text, "passed": False, "failure": error.message}
     scaled: dict[str, ScaledSlice] = {}
     compared: dict[str, OutputComparison] = {}
-    # where no input is rounded, no output is just beside a threshold
+    # integer inputs are not rounded, so no output is just beside a threshold
     has_integers = all(array.dtype.kind in "iub" for array in more.repeats[0].feed.values())
     for name in more.names:
         actual, expected = (
@@ -403,7 +405,7 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
         )
         if len({array.shape for array in (*actual, *expected)}) > 1:
             continue
-        # batches are the last axis, so that the others keep their indices
+        # stack batches on the last axis, so that the other axes keep their indices
         own, right = (np.stack(side, axis=-1).astype(np.float64) for side in (actual, expected))
         found = find_scaled_slice(own, right, more.slices)
         if found and found["axis"] < expected[0].ndim:
