@@ -1,4 +1,4 @@
-"""The search for the cause of a wrong library: a record, a rule, the lowering or the import.
+"""Find the cause of a wrong library: a tuning record, a schedule rule, the lowering or the import.
 
 It runs in its own process after `verify` has rejected a library, and does not change the verdict.
 """
@@ -45,14 +45,14 @@ from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workloads import normalize, workload_key
 
 # ---------------------------------------------------------------- wrong kernels
-# Kernels that compute wrong values: each call of a scheduled kernel, against the same kernel without a schedule.
+# Each call of a scheduled kernel is compared with the same kernel without a schedule.
 #
-# One run of the model suffices: TVM's virtual machine calls back before and after each kernel, which gives the
-# kernel's true operands. Both kernels get the same operands, so a kernel is not accused of errors in its inputs.
+# One run of the model suffices: TVM's virtual machine calls back before and after each kernel and passes its
+# operands. Both kernels get the same operands, so errors in its inputs do not count against the kernel.
 
 
 _CONTINUE: Final = 0
-"""The answer of an instrument after which the virtual machine goes on (VMInstrumentReturnKind.NO_OP)."""
+"""The instrument's return value to continue as usual (VMInstrumentReturnKind.NO_OP)."""
 
 
 class WrongKernel(NamedTuple):
@@ -62,7 +62,7 @@ class WrongKernel(NamedTuple):
         call: Its first wrong call, counted from 0.
         rule: Its schedule rule, or `build.TUNED`.
         mismatch: A sentence about the problem.
-        is_rule_right: Whether the kernel is right with the schedule of the rules.
+        is_rule_right: Whether the kernel is right when scheduled by the rules.
     """
 
     name: str
@@ -73,7 +73,7 @@ class WrongKernel(NamedTuple):
 
 
 class KernelCheck:
-    """A build on TVM's virtual machine that checks every call of a kernel.
+    """Builds the model for TVM's virtual machine, and checks every call of a scheduled kernel.
 
     Attributes:
         wrong: The wrong kernels by name, in the order of their calls, after `run`.
@@ -93,7 +93,7 @@ class KernelCheck:
 
     @cached_property
     def _kernels(self) -> dict[str, tvm.tirx.PrimFunc]:
-        """The kernels that were scheduled, as they were before."""
+        """The kernels that get a schedule, before they are scheduled."""
         return {
             str(var.name_hint): function
             for var, function in self.model.mod.functions_items()
@@ -116,7 +116,7 @@ class KernelCheck:
         return [result.numpy() for result in results]
 
     def _observe(self, _: Any, name: str, is_before: bool, __: Any, *operands: Any) -> int:
-        """Take a copy of the operands before a kernel runs, and compare afterwards."""
+        """Copy the operands before a kernel runs, and compare the results afterwards."""
         if name not in self._kernels:
             return _CONTINUE
         if is_before:
@@ -139,7 +139,7 @@ class KernelCheck:
         return _CONTINUE
 
     def _find_mismatch(self, actual: Sequence[Any], expected: Sequence[Any]) -> str:
-        """Return how the operands that a kernel leaves differ from the right ones; empty if they do not."""
+        """Return how a kernel's operands differ from the right ones after the call; empty if they agree."""
         comparisons = {
             str(index): comparison.compare_inner(left.numpy(), right.numpy(), self._tolerance)
             for index, (left, right) in enumerate(zip(actual, expected, strict=True))
@@ -148,7 +148,7 @@ class KernelCheck:
         return "; ".join(verdict_text.list_mismatches(comparisons, "the kernel without a schedule"))
 
     def _call(self, name: str, *, by_rule: bool) -> list[Any]:
-        """Return the operands after a call of another form of the kernel on the same operands."""
+        """Return the operands after calling the kernel without a schedule, or scheduled by the rules."""
         operands = [_copy(operand) for operand in self._operands]
         self._build(name, by_rule=by_rule)(*operands)
         return operands
@@ -156,7 +156,7 @@ class KernelCheck:
     def _build(self, name: str, *, by_rule: bool) -> Any:
         key = (name, by_rule)
         if key not in self._built:
-            # A library has only those functions that have a symbol.
+            # Functions without a symbol are not compiled into a library.
             function = self._kernels[name].with_attr("global_symbol", name)
             mod = tvm.IRModule({name: function})
             if by_rule:
@@ -174,13 +174,13 @@ def _copy(operand: Any) -> Any:
 _log = logging.getLogger(__name__)
 
 _MAX_WEIGHT_BYTES: Final = 1 << 30
-# The tensors that one build returns besides the outputs: more would change how the model is fused.
+# The most inner tensors that one build returns: more would change how the model is fused.
 _TENSORS_AT_ONCE: Final = 32
 _HOST: Final = {"kind": "llvm"}
-# A few roundings of float32.
+# A relative change of a few float32 roundings.
 _NUDGE: Final = 1e-6
 _DUMP: Final = "`tvmflow run RECIPE --dump-ir DIR`"
-# Before the names of tvmflow's own operators.
+# The prefix of tvmflow's own operators.
 _OWN: Final = "tvmflow."
 _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
@@ -190,7 +190,7 @@ class Fault(NamedTuple):
 
     Attributes:
         workload: The key of the workload whose schedule is wrong; empty for other faults.
-        trial: The id of the trial with that schedule.
+        trial: The id of the trial that found this schedule; may be empty.
     """
 
     text: str
@@ -200,7 +200,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
-    """Return faults as JSON; `engine.stage_runs.make_payload` returns the `payload`."""
+    """Return faults as JSON; `payload` is from `engine.stage_runs.make_payload`."""
     files = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
@@ -220,13 +220,13 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
 
 
 def list_tvmflow_operators(mod: tvm.IRModule) -> list[str]:
-    """Return the operators that only passes of tvmflow lower, without their prefix."""
+    """Return the names, without prefix, of operators that only passes of tvmflow can lower."""
     names = ir.list_operators(mod)
     return sorted(name.removeprefix(_OWN) for name in names if name.startswith(_OWN))
 
 
 def _nudge(feed: Mapping[str, Array]) -> Feed:
-    """Return inputs whose floats differ by `_NUDGE` of the largest value, up or down."""
+    """Return inputs whose floats are changed up or down by `_NUDGE` times the largest value."""
     rng = np.random.default_rng(0)
 
     def nudge(array: Array) -> Array:
@@ -240,9 +240,9 @@ def _nudge(feed: Mapping[str, Array]) -> Feed:
 
 
 class _Search:
-    """The search for faults of one library, which may be wrong only at some sizes.
+    """Searches for the faults of one library, which may be wrong only at some sizes.
 
-    A partitioned target has no settings of `build`. `nodes` has the node of each binding of the imported module.
+    `build` is None for a partitioned target. `nodes` has the node of each binding of the imported module.
     """
 
     def __init__(
@@ -313,9 +313,10 @@ class _Search:
     # ---------------------------------------------------------------- the reference
 
     def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
-        """Return the tolerances for faults and of the recipe, and the inputs of indices.
+        """Return the tolerance for faults, the recipe's tolerance, and the inputs of argmax-like operators.
 
-        Errors within the default tolerance are not a fault of tvmflow: stricter fields of the recipe are ignored here.
+        Errors within the default tolerance are no fault of tvmflow, so stricter fields of the recipe do not count
+        as faults.
         """
         checks, files = self._settings.verify, self._context.inputs
         mod = ir.load_module(files["import/model.json"])
@@ -332,16 +333,16 @@ class _Search:
                 scale=None,
                 exact_integers=False,
             )
-        # no framework has the tensors of a model that tvmflow quantized
+        # no framework can return the tensors of a model that tvmflow quantized
         has_names = indices is not None and not self._settings.quantized
         return tolerance, own, indices.tensors if indices and has_names else ()
 
     def _find_tolerance_fault(self, outputs: Sequence[Array]) -> Fault | None:
-        """Return the fault of a recipe whose tolerance is stricter than the model's arithmetic allows."""
+        """Return a fault if only the recipe's tolerance, stricter than the default, is exceeded."""
         if self._agrees(outputs, self._own_tolerance):
             return None
         rtol, checks = self._tolerance.rtol, self._settings.verify
-        # the tolerance of the largest output: the recipe's own does not depend on outputs
+        # suggest the largest tolerance of all outputs, because the recipe's `atol` is one value for all
         atol = max(
             float(self._tolerance.absolute(a.astype("float64")).max(initial=0.0))
             for a in self._expected
@@ -360,7 +361,7 @@ class _Search:
         )
 
     def _find_model_fault(self) -> Fault | None:
-        """Return the fault of a model that amplifies the smallest differences beyond any tolerance."""
+        """Return a fault if the model amplifies roundings of its inputs beyond the tolerance."""
         names = [spec.name for spec in (*self._model.outputs, *self._index_inputs)]
         comparisons = {
             name: compare_inner(nudged, expected, self._tolerance)
@@ -378,9 +379,9 @@ class _Search:
         )
 
     def _run_reference(self) -> tuple[Feed, list[Array], list[Array]]:
-        """Return the first batch of `verify`, and two results of the reference: for it, and for nudged inputs.
+        """Return the first batch, and the reference's results for it and for slightly changed inputs.
 
-        Each result has the outputs, then the inputs of indices.
+        Each result has the outputs, then the inputs of argmax-like operators.
         """
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
@@ -431,7 +432,7 @@ class _Search:
     # ---------------------------------------------------------------- import and lowering
 
     def _find_import_fault(self) -> Fault | None:
-        """Return a fault if the imported model is wrong with TVM's rules only, or these lack an operator."""
+        """Return a fault if the imported model is wrong with TVM's own rules, or cannot be run with them."""
         if own := list_tvmflow_operators(ir.load_module(self._context.inputs["import/model.json"])):
             return Fault(
                 f"the import cannot be compared by itself, because TVM's own rules have no kernels for "
@@ -454,7 +455,7 @@ class _Search:
         )
 
     def _load(self, tensors: Sequence[str] | None = None) -> LoadedModel:
-        """Import the model again with inner tensors as outputs: by default tensors that become an index."""
+        """Import the model again with additional outputs, by default the inputs of argmax-like operators."""
         model = self._model
         names = [spec.name for spec in self._index_inputs] if tensors is None else tensors
         return model.load(self._settings.model["kind"], names)
@@ -478,7 +479,7 @@ class _Search:
         return [result.numpy() for result in list_tensors(machine["main"](*feed))]
 
     def _find_first_tensor(self, run: Callable[[LoadedModel], list[Array]]) -> str:
-        """Return the end of a sentence: the first tensor that is wrong, with its node, where it can be found."""
+        """Return the first wrong tensor with its node, or why it is unknown, as the end of a sentence."""
         nodes = self._frontend.list_tensors(self._model.files)
         if not nodes:
             return f" (tensors inside {self._frontend.NAME} models are not compared)"
@@ -496,7 +497,7 @@ class _Search:
     def _narrow(self, names: list[str], run: Callable[[LoadedModel], list[Array]]) -> str:
         """Return the first wrong tensor in the order of computation; an empty string if all are right.
 
-        Each round builds once and compares several tensors, so the number of builds is logarithmic.
+        Each round builds once and compares several tensors, so the number of builds grows logarithmically.
         """
         first = ""
         while names:

@@ -1,4 +1,4 @@
-"""Images as inputs of `verify`, and their preprocessing compared with Pillow."""
+"""Load images as inputs for `verify`, and compare their preprocessing with Pillow."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tvmflow.stages.verify.inputs import choose_tuning_sizes, read_dimensions
 from tvmflow.stages.verify.verdict import ImageComparison
 from tvmflow.stages.verify_settings import CHROMIUM, VerifySettings
 
-# This many images of the data are preprocessed by Pillow, too, beside generated ones.
+# The preprocessing of this many images of the data is compared with Pillow, and that of generated images.
 _COMPARED: Final = 4
 
 
 def load_images(
     settings: VerifySettings, context: StageContext
 ) -> tuple[Samples | None, dict[str, ImageComparison]]:
-    """Return samples of images, and the preprocessing of each input compared with Pillow.
+    """Return image samples, and the comparison of each input's preprocessing with Pillow.
 
-    There are no samples if the inputs are not only images. StageError for an unreadable image.
+    The samples are None if not all inputs are images. StageError if an image is unreadable.
     """
     manifest, signature = _read_descriptions(settings, context)
     sizes = choose_tuning_sizes(read_dimensions(signature, settings))
@@ -64,12 +64,12 @@ def load_images(
 def _read_descriptions(
     settings: VerifySettings, context: StageContext
 ) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
-    """Return the manifest and the signature of the bundle, which `export` makes for browsers, too."""
+    """Return the bundle's manifest and signature; `export` makes a bundle for browsers, too."""
     path = context.inputs["export/module.tvmflow"]
     if settings.run_on != CHROMIUM:
         bundle = read_bundle(path, with_libraries=False)
         return bundle.manifest, bundle.signature
-    # its library is for no program that opens bundles
+    # a bundle with a library for browsers cannot be opened as usual
     with zipfile.ZipFile(path) as archive:
         return json.loads(archive.read(MANIFEST)), json.loads(archive.read(SIGNATURE))
 
@@ -77,10 +77,10 @@ def _read_descriptions(
 def with_images(
     images: Samples | None, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
 ) -> Iterator[tuple[str, Samples]]:
-    """Return the inputs of the library: images instead of random values from 0 to 1, or of a data file."""
+    """Return candidate inputs with `images`, if any, in place of the first or of all candidates."""
     if images is None:
         return candidates
-    # the first candidate reads the file, if there is one
+    # images replace a data file completely, but only the first random candidate
     others = () if has_data else itertools.islice(candidates, 1, None)
     return itertools.chain([("", images)], others)
 
@@ -103,12 +103,12 @@ def _make_random_samples(preprocessing: Preprocessing, batches: int, seed: int) 
     shape = (*preprocessing.size, preprocessing.channels)
     count = batches * preprocessing.input.shape[0]
     noise = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
-    # random batches are not counted by samples
+    # count batches, as for other random inputs
     return image_samples(preprocessing, list(noise))._replace(total=batches, batch_size=0)
 
 
 def _generate_images(preprocessing: Preprocessing) -> list[Array]:
-    """Return images of noise that are larger, smaller, wider and higher than the input."""
+    """Return noise images that are larger, smaller, wider and higher than the input."""
     height, width = preprocessing.size
     rng = np.random.default_rng(0)
     sizes = [(2 * height + 3, 3 * width + 1), (height // 2 + 1, width // 2 + 1)]
@@ -117,7 +117,7 @@ def _generate_images(preprocessing: Preprocessing) -> list[Array]:
 
 
 def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComparison:
-    """Return by how many levels the preprocessing differs from that by Pillow."""
+    """Return by how many of 255 levels the preprocessing differs from Pillow's."""
     if not is_pillow_installed():
         return {"passed": True, "against": "", "images": 0, "max_level_error": 0}
     import PIL
@@ -127,7 +127,7 @@ def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComp
         expected = _fit_by_pillow(preprocessing, pixels)
         difference = preprocessing.fit(pixels).astype(np.int64) - expected
         errors.append(int(np.abs(difference).max()))
-    # with fused multiply-add, as on AArch64, Pillow rounds some weights otherwise
+    # with fused multiply-add, as on AArch64, Pillow rounds some weights differently: allow one level
     return {
         "passed": max(errors) <= 1,
         "images": len(images),
@@ -137,14 +137,14 @@ def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComp
 
 
 def _fit_by_pillow(preprocessing: Preprocessing, pixels: Array) -> Array:
-    """Return an image in size and colour of the input, `[height, width, channels]`, by Pillow's functions."""
+    """Fit an image to the input's size and colour with Pillow; returns `[height, width, channels]`."""
     from PIL import Image
 
     mode = "L" if preprocessing.colour == "GRAY" else "RGB"
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert(mode)
     height, width = preprocessing.resized_size(image.height, image.width)
     method = Image.Resampling[preprocessing.interpolation.upper()]
-    # Pillow 13 may resize columns first
+    # resize rows, then columns: the order of a single call may change with Pillow 13
     image = image.resize((width, image.height), method).resize((width, height), method)
     new_height, new_width = preprocessing.size
     if preprocessing.pad is None:

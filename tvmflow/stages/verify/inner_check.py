@@ -1,6 +1,7 @@
-"""Compares intermediate tensors with the reference's: index operands, and quantized layers.
+"""Compare intermediate tensors with the reference's: inputs of argmax, and quantized layers.
 
-Layers of a quantized model are compared one by one: many roundings hide a wrong weight, a single one does not.
+Layers of a quantized model are compared one by one: the roundings of many layers would hide a wrong weight, the
+rounding of a single layer does not.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from tvmflow.stages.verify.verdict import (
     list_compared,
 )
 
-# A pattern of fewer bytes may be in memory by chance.
+# Tensors of fewer bytes are not searched in memory: they may be there by chance.
 _MIN_BYTES: Final = 16
 
 
 class IndexCheck:
-    """The tensors that go into an index, compared with the reference's.
+    """Compares the inputs of argmax-like operators with the reference's.
 
-    A library of the same kernels returns them. A delivered library that computes such a tensor with the same kernels
-    must have the same bits in its memory. `delivered` returns its lowered model.
+    A second library with the same kernels returns these tensors. If the delivered library computes such a tensor
+    with the same kernels, it must have the same bits in its memory. `delivered` returns its lowered model.
 
     Attributes:
-        tensors: The comparison of each.
+        tensors: The comparison of each tensor, by name.
     """
 
     def __init__(self, library: Library, case: Case, delivered: Callable[[], LoweredModel]) -> None:
@@ -68,7 +69,7 @@ class IndexCheck:
             )
             compared = compare_inner_batches(own, right, reference.tolerance)
             self.tensors[spec.name] = {**compared, "seen": False}
-        # tensors that are recognized by their bytes must be in the memory of a library with the same kernels
+        # only tensors that a search of the second library's own memory finds are expected in the delivered one's
         computed = {name: self._computed[0][name] for name in self.tensors}
         contents = {name: array.tobytes() for name, array in computed.items()}
         telling = {
@@ -90,7 +91,7 @@ class IndexCheck:
         }
 
     def settle(self, outputs: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """Return a library's outputs with the reference's index where scores tie within their errors."""
+        """Return a library's outputs; indices whose scores tie within errors are replaced by the reference's."""
         batches = [dict(batch) for batch in outputs]
         for name, index in self._indices.items():
             for batch, own, right in zip(batches, self._computed, self._expected, strict=True):
@@ -100,7 +101,7 @@ class IndexCheck:
     def describe(
         self, outputs: Sequence[Mapping[str, Array]], verdict: Mapping[str, OutputComparison]
     ) -> None:
-        """Add to the verdict the number of classes of each index, and the number of settled ties."""
+        """Add to the verdict the number of classes of each index, and how many ties were settled."""
         changed = self.settle(outputs)
         for name, index in self._indices.items():
             pairs = zip(changed, outputs, strict=True)
@@ -115,7 +116,7 @@ def count_values(
     indices: Sequence[str],
     expected: Sequence[Mapping[str, Array]],
 ) -> None:
-    """Add to the verdict the number of different values of the reference's indices."""
+    """Add to the verdict how many different values each index has in the reference's outputs."""
     for name in indices:
         values = {int(n) for batch in expected for n in batch[name].flat}
         verdict[name]["reached"] = len(values)
@@ -125,25 +126,25 @@ def count_values(
 
 # ---------------------------------------------------------------- layers
 
-# A step of 128, and of few elements: more than some roundings that went the other way, and less than one wrong
-# weight does to the outputs of a small network.
+# One step of 128 for the largest error, and half a step for the root mean square error. A few values rounded the
+# other way stay below; one wrong weight of a small network exceeds it.
 _CLOSE: Final = 1 / 2**7
 _CLOSE_RMS: Final = 1 / 2**8
-# Sums of two orders may fall on two sides of a half.
+# The allowed error in steps: accumulators of two orders of addition may be rounded to neighboring steps.
 _STEPS: Final = 1
-# Weights, and with bfloat16 data as well, are rounded once more.
+# Weights (with bfloat16 also activations) are rounded once more in these precisions.
 _COARSE_STEPS: Final = 2
 _PRECISIONS: Final = {"mixed": FLOAT16, "bfloat16": BFLOAT16}
 _MAX_BATCHES: Final = 3
-# A channel's scale is estimated from this many of its elements, and differs by more than roundings that went the
-# other way.
+# A channel needs this many elements to estimate its scale. It is wrong if it differs by more than values rounded
+# the other way can cause.
 _MIN_ROUNDED: Final = 64
 _MAX_SCALE: Final = 0.04
 _DEVIATIONS: Final = 8.0
 
 
 def is_close(outputs: Iterable[OutputComparison]) -> bool:
-    """Return whether the outputs of a quantized model agree so closely that its layers need no comparison."""
+    """Return whether a quantized model's outputs agree so closely that no layer can be wrong."""
     return all(
         float(output["error_of_largest"]) <= _CLOSE and float(output["rms_error"]) <= _CLOSE_RMS
         for output in outputs
@@ -154,7 +155,7 @@ def is_close(outputs: Iterable[OutputComparison]) -> bool:
 def add_layers(
     verdict: Verdict | IsaLevelVerdict, arithmetic: str, library: Library, case: Case
 ) -> None:
-    """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
+    """Compare the layers of a quantized model if its outputs pass, but agree too little to prove them."""
     compared = list_compared(verdict)
     is_passed = all(output["passed"] for output in compared)
     if (
@@ -167,12 +168,12 @@ def add_layers(
 
 
 def compare_layers(library: Library, case: Case) -> LayersComparison:
-    """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it."""
+    """Compare each rounded tensor of a quantized model; its inputs are the reference's tensors."""
     if reason := inner_tensors.no_inner_reason(case.settings):
         return {"passed": True, "not_compared": reason}
     mod = ir.load_module(case.context.inputs["import/model.json"])
     if read_dimensions(mod["main"]):
-        # the tensors of the reference would be inputs whose sizes are expressions
+        # the reference's tensors would become inputs, whose dynamic sizes may be expressions
         return {"passed": True, "not_compared": "its sizes are open"}
     loaded = _load_rounded(mod, case)
     cut = inner_tensors.cut_at_inner(loaded) if loaded else None
@@ -186,9 +187,10 @@ def compare_layers(library: Library, case: Case) -> LayersComparison:
 
 
 def _is_reproduced(mod: tvm.IRModule, library: Library, case: Case) -> bool:
-    """Return whether the library computes the same bits as the same kernels compiled again.
+    """Return whether compiling the same kernels again gives the bits of the delivered library.
 
-    The layers are compared in a library of almost the same kernels, which the delivered one must have, too.
+    Layers are compared in a second library with almost the same kernels, so this ties the result to the delivered
+    one.
     """
     assert isinstance(library, LocalLibrary)
     inputs, feed = case.context.inputs, case.data.batches[0]
@@ -200,7 +202,7 @@ def _is_reproduced(mod: tvm.IRModule, library: Library, case: Case) -> bool:
 
 
 def _load_rounded(mod: tvm.IRModule, case: Case) -> LoadedModel | None:
-    """Return the model with all of its rounded tensors; None if not all of them can be named."""
+    """Return the model with all rounded tensors as outputs; None if the reference cannot return all."""
     variables, dtypes = find_quantized(mod["main"]), ("int8", "uint8")
     files = case.context.inputs
     try:
@@ -239,7 +241,7 @@ def _compare(cut: LoadedModel, library: Library, case: Case) -> LayersComparison
             scaled[name] = found
         if count := int(np.count_nonzero(error > allowed)):
             wrong[name] = {"steps": int(error.max()), "elements": count}
-    # no rounding is left in outputs of floats
+    # float outputs are not rounded to steps, so they have the tolerance of floats
     tolerance = tolerance_for(_PRECISIONS.get(settings.precision, FLOAT32), rtol=None, atol=None)
     outputs = {
         spec.name: compare_inner_batches(
@@ -263,8 +265,8 @@ def _compare(cut: LoadedModel, library: Library, case: Case) -> LayersComparison
 
 
 def _find_scaled(actual: Array, expected: Array) -> ScaledSlice | None:
-    """Return the channel of a rounded tensor that is scaled: within a step where its values are few steps."""
-    # stacked batches, then the axes of the tensor
+    """Return a scaled channel, whose errors may be within a step if its values are small; or None."""
+    # axis 0 has the stacked batches
     for axis in range(1, expected.ndim):
         length = expected.shape[axis]
         if length < 2 or expected.size // length < _MIN_ROUNDED:

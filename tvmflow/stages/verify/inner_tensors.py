@@ -1,7 +1,7 @@
-"""Inner tensors of a library, compared with the reference's: inputs of argmax, and ties.
+"""Make libraries that return inner tensors; find argmax inputs, and settle ties.
 
 The imported model with inner tensors as outputs is compiled with the weights of the delivered library, and with its
-schedules wherever a kernel is the same.
+schedules for all kernels that are the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load_inner(
     files: Mapping[str, Path],
     dtypes: Sequence[str] = (),
 ) -> LoadedModel | None:
-    """Return a model with variables (of some `dtypes`) as further outputs; None if impossible."""
+    """Return a model with variables as additional outputs, restricted to `dtypes`; None if impossible."""
     if settings.quantized:
         return return_inner(mod, variables, model, files, dtypes)
     return load_with_inner(mod, variables, model, settings.model["kind"], files, dtypes)
@@ -62,7 +62,7 @@ def load_with_inner(
     files: Mapping[str, Path],
     dtypes: Sequence[str] = (),
 ) -> LoadedModel | None:
-    """Import a model again, with some variables as further outputs and the weights of the library.
+    """Import a model again, with some variables as additional outputs.
 
     `dtypes` restricts the returned tensors. None if the frontend has no names for the tensors.
     """
@@ -79,7 +79,7 @@ def load_with_inner(
     loaded = model.load(kind, names)
     if SIZES_NEEDED in loaded.mod["main"].attrs and SIZES_NEEDED not in mod["main"].attrs:
         raise StageError("sizes of its tensors are known only after a call")
-    # of rows that do not count, a library and the reference may have other values
+    # rows beyond a data-dependent length are undefined, so such tensors are left out
     kept = tuple(
         spec.name
         for spec in loaded.tensors
@@ -94,7 +94,7 @@ def load_with_inner(
 
 
 def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
-    """Return a model that reads an input in place of each inner tensor; None with control flow.
+    """Return a model that reads each inner tensor from an additional input; None with control flow.
 
     Each tensor is then computed from the reference's tensors before it, so errors do not accumulate.
     """
@@ -127,9 +127,9 @@ def return_inner(
     files: Mapping[str, Path],
     dtypes: Sequence[str] = (),
 ) -> LoadedModel | None:
-    """Return a model that is in no file of a framework, with some variables as further outputs.
+    """Return a model that no framework file has, with some variables as additional outputs.
 
-    `dtypes` restricts the returned tensors. None with control flow, and with dynamic shapes.
+    `dtypes` restricts the returned tensors. None for models with control flow or dynamic shapes.
     """
     main = mod["main"]
     if not ir.is_straight_line(mod):
@@ -165,7 +165,7 @@ def return_inner(
 def _make_main(
     mod: tvm.IRModule, bindings: Sequence[Any], results: Sequence[Any], inputs: Sequence[Any] = ()
 ) -> tvm.IRModule:
-    """Return a module with other bindings and results of `main`, and further inputs."""
+    """Return a module whose `main` has these bindings and results, and additional inputs."""
     main = mod["main"]
     ends = [relax.Var(f"out_{index}", var.ty) for index, var in enumerate(results)]
     bindings = [*bindings, *(relax.VarBinding(*pair) for pair in zip(ends, results, strict=True))]
@@ -187,7 +187,7 @@ def _make_main(
 
 @dataclass(frozen=True)
 class InnerLibrary:
-    """A model with inner tensors as further outputs, lowered and scheduled as the delivered library is."""
+    """A model with inner tensors as additional outputs, lowered and scheduled like the delivered library."""
 
     loaded: LoadedModel
     lowered: LoweredModel
@@ -205,7 +205,7 @@ class InnerLibrary:
         build = BuildSettings(target=machine, schedules=settings.schedules, runtime="", forms=())
         mod = ir.copy_module(loaded.mod)
         if dimensions := read_dimensions(mod["main"]):
-            # as `lower` does: decisions follow the sizes to tune at
+            # the lowering depends on the tuning sizes, so set them like the stage `lower`
             tuned = settings.add_tuning_sizes(dimensions)
             mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
         lowered = lower(mod, target, settings.lowering)
@@ -214,7 +214,7 @@ class InnerLibrary:
         return cls(loaded, lowered, ScheduledModel(scheduled, weights, target))
 
     def load(self, library: LocalLibrary) -> Module:
-        """Return it, compiled for this process and the runtime of a library."""
+        """Compile it for this process, with the runtime of `library`."""
         loaded = self.loaded
         return library.load_variant_of(
             self.scheduled,
@@ -224,21 +224,22 @@ class InnerLibrary:
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:
-        """Return the inner tensors that the delivered library computes with the same kernels as tensors, too."""
+        """Return the inner tensors that the delivered library stores, computed with the same kernels."""
         keys = {
             workload_key(normalize(kernel))
             for kernel in delivered.functions.values()
             if isinstance(kernel, tvm.tirx.PrimFunc)
         }
         lowered, scheduled = self.lowered.mod, self.scheduled.mod
-        # counts may follow
+        # counts of data-dependent outputs may follow
         outputs = ir.list_outputs(lowered["main"])[len(self.loaded.outputs) :]
         values = ir.DataFlow(lowered["main"]).values
         shared = set()
         for spec, var in zip(self.loaded.tensors, outputs, strict=False):
             kernels = _list_kernels_before(values, var) or ()
-            # Without one it is an input in another shape, which stays in the caller's memory. A kernel that two
-            # copies were fused to is seen to be one copy once it has a schedule, as in the executor.
+            # If only views (or nothing) compute the tensor, it is a reshaped input, which stays in the caller's
+            # memory. Look at the scheduled kernels, like the executor: only these show that a kernel fused from two
+            # copies is a view.
             if all(ir.is_view(scheduled[kernel]) for kernel in kernels):
                 continue
             if all(workload_key(normalize(lowered[kernel])) in keys for kernel in kernels):
@@ -247,7 +248,7 @@ class InnerLibrary:
 
 
 def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None:
-    """Return the kernels that compute a variable, and all before it; None if a condition decides."""
+    """Return all kernels that a variable depends on; None if it depends on a condition."""
     kernels, left, seen = set(), [var], set()
     while left:
         current = left.pop()
@@ -266,7 +267,7 @@ def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None
 def find_in_memory(
     library: LocalLibrary, feed: Mapping[str, Array], tensors: Mapping[str, Array]
 ) -> set[str]:
-    """Return the tensors that a library has in memory, bit for bit, after one of its kernels."""
+    """Run a library, and return the tensors whose bytes are in its memory after any of its kernels."""
     contents = {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
     seen: set[str] = set()
 
@@ -282,18 +283,18 @@ def find_in_memory(
 
 # ---------------------------------------------------------------- indices
 
-# Rounding of a score that a kernel computes together with the index.
+# The relative rounding error of scores that a kernel computes together with the index.
 _ROUNDING: Final = 2.0**-21
 
 
 class IndexInputs(NamedTuple):
-    """The tensors of a model that go into an index.
+    """The inputs of argmax-like operators of a model.
 
     Attributes:
-        outputs: The outputs that are indices.
-        selects: An index selects data that the model continues with, or returns.
-        loaded: The model with these tensors as further outputs; None if they cannot be compared.
-        reason: The reason why they cannot be compared.
+        outputs: The names of the outputs that are indices.
+        selects: Whether an index selects data that the model returns or computes with.
+        loaded: The model with these tensors as additional outputs; None if they cannot be compared.
+        reason: The reason why they cannot be compared; empty if they can.
     """
 
     outputs: tuple[str, ...]
@@ -303,16 +304,16 @@ class IndexInputs(NamedTuple):
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """The tensors, as far as they can be compared."""
+        """The tensors that can be compared; none without `loaded`."""
         return self.loaded.tensors if self.loaded else ()
 
 
 def find_index_inputs(
     mod: tvm.IRModule, model: ImportedModel, settings: VerifySettings, files: Mapping[str, Path]
 ) -> IndexInputs | None:
-    """Return the tensors that go into an index; None for a model without one."""
+    """Return the inputs of argmax-like operators; None for a model without such operators."""
     model_indices = index_inputs.find_indices(mod["main"])
-    # behind the outputs are the counts of data-dependent outputs
+    # after the outputs follow the counts of data-dependent outputs
     outputs = tuple(spec.name for n, spec in enumerate(model.outputs) if n in model_indices.outputs)
     if not model_indices.inputs:
         return None
@@ -344,18 +345,18 @@ def no_inner_reason(settings: VerifySettings) -> str:
 def list_clear_indices(
     indices: IndexInputs, expected: Sequence[Mapping[str, Array]], tolerance: Tolerance
 ) -> tuple[str, ...]:
-    """Return the outputs for which more inputs may be drawn: none if a tie would look like an error."""
+    """Return the index outputs for which more inputs may be drawn: none if ties would look like errors."""
     names = [spec.name for spec in indices.tensors]
     if names:
         is_clear = all(find_index(output, names, expected) for output in indices.outputs)
     else:
-        # scores of float32 are seldom equal
+        # only float32 scores (which have `of_slice`) are seldom equal
         is_clear = tolerance.of_slice > 0
     return indices.outputs if is_clear and not indices.selects else ()
 
 
 class Index(NamedTuple):
-    """An output that is an index of the largest or smallest element along an axis of a tensor."""
+    """An argmax or argmin of `tensor` along an axis."""
 
     tensor: str
     axis: int
@@ -365,7 +366,7 @@ class Index(NamedTuple):
 def find_index(
     name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
 ) -> Index | None:
-    """Return the tensor that an output indexes, by the reference's values; None if it is not an index."""
+    """Find, by the reference's values, the tensor that an output is an argmax or argmin of; or None."""
     for tensor in tensors:
         for axis in range(expected[0][tensor].ndim):
             for is_largest in (True, False):
@@ -384,7 +385,7 @@ def _is_index_of(indices: Array, scores: Array, index: Index) -> bool:
 
 
 def _read_positions(indices: Array, scores: Array, axis: int) -> Array | None:
-    """Return indices in the shape for `take_along_axis`; None if they cannot be indices along the axis."""
+    """Reshape indices for `take_along_axis`; None if they cannot be indices along the axis."""
     length = scores.shape[axis]
     others = scores.size // length if length else 0
     if length < 2 or not others or not indices.size or indices.size % others:
@@ -398,7 +399,7 @@ def _read_positions(indices: Array, scores: Array, axis: int) -> Array | None:
 
 
 def _best(scores: Array, index: Index, count: int) -> Array:
-    """Return the largest or smallest elements along an axis, the first one first."""
+    """Return the `count` largest or smallest elements along an axis, the best one first."""
     ordered = np.sort(scores, axis=index.axis)
     if index.is_largest:
         ordered = np.flip(ordered, axis=index.axis)
@@ -412,7 +413,7 @@ def settle_ties(
     right: Mapping[str, Array],
     index: Index,
 ) -> Array:
-    """Return an index with the reference's element where its own is right for the library's scores, `own`."""
+    """Replace indices by the reference's where they are right for the library's own scores, `own`."""
     if np.array_equal(actual, expected):
         return actual
     scores = own[index.tensor]

@@ -1,4 +1,4 @@
-"""The inputs that `verify` uses: samples of the recipe, or random inputs that reach the outputs."""
+"""Choose inputs for `verify`: the recipe's samples or random inputs, and sizes of dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from tvmflow.stages.verify.verdict import INPUTS
 from tvmflow.stages.verify_settings import LOCAL, InputSettings, VerifySettings
 from tvmflow.targets.tvm_target import make_target
 
-# Random divisors of both signs reach remainders of both.
+# The largest magnitude of random divisors; both signs are drawn, so remainders have both signs, too.
 _MOST_DIVISOR: Final = 9
 
 
 class Operand(NamedTuple):
-    """An input whose integers are indices into axes of some sizes, or divisors if there are no sizes."""
+    """An input of indices into axes of these sizes, or of divisors if `sizes` is empty."""
 
     input: str
     sizes: tuple[Size, ...]
@@ -66,11 +66,12 @@ class ImportedModel(NamedTuple):
     """The model that a library was built from.
 
     Attributes:
-        inputs: All its inputs, constant ones last.
-        tensors: The inner tensors that a reference returns, too.
-        bound: The constants, by input.
-        dimensions: The dimensions whose sizes each call chooses.
-        quantized: The reference's model with inner tensors, if `quantize` made the model.
+        inputs: All inputs of the model, constant ones last.
+        tensors: The inner tensors that a reference returns besides the outputs.
+        bound: The values of constant inputs, by name.
+        dimensions: The dynamic dimensions.
+        quantized: The model with inner tensors as additional outputs, for the reference of a model that `quantize`
+            made.
         operands: The inputs whose integers are indices or divisors.
     """
 
@@ -84,7 +85,7 @@ class ImportedModel(NamedTuple):
     operands: tuple[Operand, ...] = ()
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
-        """Import it again, with inner tensors as further outputs."""
+        """Import the model again, with inner tensors as additional outputs."""
         loaded = FRONTENDS[kind].load(
             self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
         )
@@ -94,7 +95,7 @@ class ImportedModel(NamedTuple):
 
 
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
-    """Return the imported model; samples are not files of it."""
+    """Return the imported model; its `files` are all files except samples."""
     inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
         for kind in ("inputs", "bound", "outputs", "tensors")
@@ -124,7 +125,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
                 if sizes or bound.sizes is None:
                     operands[Operand(str(var.name), sizes)] = None
     if has_computed_operands(mod):
-        # of any integer, it may be made an index out of range: 0 and 1 are safest
+        # the model may compute an index from any integer input, and could leave the range: 0 and 1 are safest
         known = {operand.input for operand in operands}
         for var in mod["main"].params[: int(mod["main"].attrs["num_input"])]:
             if ir.dtype_of(var).startswith(("int", "uint")) and str(var.name) not in known:
@@ -135,7 +136,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
 def limit_draws(
     settings: VerifySettings, operands: Sequence[Operand], sizes: Mapping[str, int]
 ) -> VerifySettings:
-    """Return settings with random indices within their axes, and without 0 among random divisors."""
+    """Return settings that keep random indices within their axes, and random divisors nonzero."""
     limits: dict[str, InputSettings] = {}
     for operand in operands:
         known = settings.inputs.get(operand.input, InputSettings())
@@ -151,20 +152,20 @@ def limit_draws(
     return settings.model_copy(update={"inputs": {**settings.inputs, **limits}})
 
 
-# Both sides of zero, and networks whose biases outweigh that.
+# Standard deviations of random floats; the larger one is for networks with dominating biases.
 DEVIATIONS: Final = (1.0, 10.0)
-# A mask of few elements may leave nothing.
+# The seeds to try at some sizes: a random mask of few elements may select nothing.
 _DRAWS_AT_A_SIZE: Final = 4
 
 
 class ReferenceOutputs(NamedTuple):
-    """Samples, and the reference's outputs.
+    """Samples, and the reference's outputs for them.
 
     Attributes:
         outputs: Outputs and inner tensors by name, for each batch.
-        undetected: The outputs whose check a wrong library could pass, and how.
-        random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
-        added: The number of last samples that were added for outputs that are indices.
+        undetected: How a wrong library could pass (see `comparison.find_undetected`), by output. random_inputs: The
+        distribution of random inputs; empty for the usual one, and for samples. added: How many samples, the last
+        ones, were added for outputs that are indices.
     """
 
     samples: Samples
@@ -180,7 +181,7 @@ def load_samples(
     path: Path | None,
     operands: Sequence[Operand] = (),
 ) -> Iterator[tuple[str, Samples]]:
-    """Yield the recipe's samples, or seeded random inputs of the tuning sizes, with distributions."""
+    """Yield (distribution, samples): the recipe's samples, or seeded random inputs of the tuning sizes."""
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
     dimensions = read_dimensions(signature, settings)
@@ -207,10 +208,10 @@ def load_samples(
 def _draw_samples(
     inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
 ) -> Iterator[tuple[str, Samples]]:
-    """Yield seeded random inputs, each for the case that earlier ones detect too little.
+    """Yield seeded random inputs; later ones are for cases in which earlier ones detect too little.
 
-    Floats without a range have both signs, unless the reference gives no values for negative ones. For a quantized
-    model, values from 0 to 1 come first, because calibration data are likely such.
+    Floats without a range have both signs; positive ones are for references that compute NaN from negative ones.
+    For a quantized model, values from 0 to 1 come first, because calibration data often have this range.
     """
     ranges = settings.ranges
 
@@ -244,7 +245,7 @@ def draw_inputs(
     settings: VerifySettings,
     operands: Sequence[Operand],
 ) -> Iterator[Feed]:
-    """Yield random inputs at some sizes, in the order in which they are tried."""
+    """Yield random inputs at some sizes, in the order to try them."""
     fixed, limited = specs_at(specs, sizes), limit_draws(settings, operands, sizes)
     for seed in range(settings.verify.seed, settings.verify.seed + _DRAWS_AT_A_SIZE):
         for _, data in _draw_samples(fixed, limited, batches=1, seed=seed):
@@ -257,9 +258,9 @@ def run_reference_on(
     names: Sequence[str],
     tolerance: Tolerance,
 ) -> ReferenceOutputs:
-    """Run the reference on the first samples that leave no wrong library undetected, with finite outputs.
+    """Return the first candidate with finite outputs with which every wrong library is detected.
 
-    Without such samples, it prefers finite outputs, then the fewest outputs whose check a wrong library could pass.
+    If there is none, candidates with finite outputs are preferred, then those with the fewest undetected outputs.
     """
     best: ReferenceOutputs | None = None
     rank: tuple[bool, int] = (True, 0)
@@ -278,14 +279,14 @@ def run_reference_on(
 
 
 def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:
-    """Return whether all values of these outputs are finite; integers always are."""
+    """Return whether all values of these outputs are finite."""
     return all(
         np.isfinite(batch[name]).all() for batch in outputs for name in names if batch[name].size
     )
 
 
 # ---------------------------------------------------------------- operator check
-# Each operator of a recipe by itself, where a library disagrees with the reference: which one is wrong.
+# If a library disagrees with the reference, each custom operator of the recipe is checked by itself.
 
 
 _log = logging.getLogger(__name__)
@@ -294,9 +295,9 @@ _log = logging.getLogger(__name__)
 def list_operator_mismatches(
     settings: VerifySettings, context: StageContext, tolerance: Tolerance
 ) -> list[str]:
-    """Return a sentence for each operator of the recipe whose code disagrees with its reference.
+    """Return a sentence for each custom operator that disagrees with its reference.
 
-    Each is compiled by itself and called with the tensors of the reference's calls, which the stage has recorded.
+    Each operator is compiled by itself and called with the recorded tensors of the reference's calls.
     """
     sentences = []
     for path in sorted(calls_folder(context.work / "reference").glob("*.onnx")):
@@ -334,30 +335,30 @@ def _compute(
 
 
 # ---------------------------------------------------------------- sizes
-# Sizes at which a library with dynamic shapes is verified, and its outputs there.
+# The sizes at which a library with dynamic shapes is verified, and the reference's outputs there.
 
 
 Sizes = dict[str, int]
 """The size of each dimension by name."""
 
-# Random ones fill up to this many combinations; sizes to tune at may be more.
+# Random sizes are added up to this many combinations; tuning sizes may exceed it.
 _COMBINATIONS: Final = 8
 _DRAWS: Final = 64
-# Sizes beside these combinations, over all dimensions, and the elements of all tensors at all of them.
+# Limits of a sweep over all dimensions: the number of sizes, and the elements of all tensors at all of these sizes.
 _SWEPT: Final = 512
 _SWEPT_ELEMENTS: Final = 2**26
 _LARGEST_REMAINDERS: Final = 64
-# All tensors of a model together: 4 GB of float32, if all were in memory at once.
+# The most elements of all tensors of a model together: 4 GB of float32 if all were in memory at once.
 _MAX_ELEMENTS: Final = 2**30
 
 
 class ChosenSizes(NamedTuple):
-    """Combinations of sizes.
+    """The sizes at which a library is verified.
 
     Attributes:
         combinations: The combinations, in the order in which a library runs them.
-        left_out: A sentence for each combination that is too large to be verified.
-        coverage: The covered sizes of each dimension, for a sweep.
+        left_out: A sentence for each combination that is too large to verify.
+        coverage: A text about the covered sizes of each dimension, for a sweep.
     """
 
     combinations: tuple[Sizes, ...] = ()
@@ -366,7 +367,7 @@ class ChosenSizes(NamedTuple):
 
 
 class SizeOutputs(NamedTuple):
-    """The inputs of the reference at some sizes, and its outputs and inner tensors by name."""
+    """The reference's inputs at some sizes, and its outputs and inner tensors by name."""
 
     sizes: Sizes
     feed: dict[str, Array]
@@ -376,19 +377,19 @@ class SizeOutputs(NamedTuple):
 def read_dimensions(
     signature: Mapping[str, Json], settings: VerifySettings
 ) -> tuple[Dimension, ...]:
-    """Return the dimensions of a library with the sizes to tune at; none for one of fixed sizes."""
+    """Return the dynamic dimensions of a library with their tuning sizes; none for fixed shapes."""
     return settings.add_tuning_sizes(Dimension.list_of(signature))
 
 
 def choose_tuning_sizes(dimensions: Sequence[Dimension]) -> Sizes:
-    """Return the sizes at which all is verified that is verified at one size, and latency is measured."""
+    """Return the tuning size of each dimension: latency and single-size checks use these sizes."""
     return {dimension.name: choose_tuning_size(dimension) for dimension in dimensions}
 
 
 def find_sizes(
     signature: Mapping[str, Json], dimensions: Sequence[Dimension], feed: Mapping[str, Array]
 ) -> Sizes:
-    """Return the sizes of the dimensions in some inputs."""
+    """Return the sizes of the dynamic dimensions in given inputs."""
     inputs = map(TensorSpec.from_json, signature["inputs"])
     sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
     return derive_sizes(dimensions, sizes, {name: array.shape for name, array in feed.items()})
@@ -399,9 +400,9 @@ def choose_sizes(
 ) -> ChosenSizes:
     """Return the sizes at which a library is verified.
 
-    These are the minimum and maximum, all tuning sizes, sizes that no tile divides, and random ones. If the largest
-    sizes together are too large, smaller ones and each dimension's largest by itself replace them. `count_elements`
-    returns the number of elements of all tensors of the model.
+    These are the minimum and maximum, all tuning sizes, sizes that are no multiple of a tile, and random ones. If
+    all maxima together are too large, smaller sizes replace them, and each dimension has its maximum once.
+    `count_elements` returns how many elements all tensors of the model have together.
     """
     chosen: list[Sizes] = []
     left_out = []
@@ -414,7 +415,7 @@ def choose_sizes(
 
     least = {dimension.name: dimension.min for dimension in dimensions}
     largest = {dimension.name: dimension.max for dimension in dimensions}
-    # one combination is verified in any case
+    # the minimum is verified even if it is too large
     chosen.append(least)
     if not add(largest):
         smaller = _shrink(dimensions, count_elements)
@@ -438,10 +439,10 @@ def choose_sizes(
 def sweep_sizes(
     dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]
 ) -> ChosenSizes:
-    """Return sizes at which only outputs are compared, one dimension after the other.
+    """Return the sizes of a sweep, in which only outputs are compared; one dimension varies at a time.
 
-    They reach each tail of a library's tiles: every size, or all remainders of some.
-    The other dimensions have their least size, or the one after it.
+    They reach all tails of a library's tiles: they are all sizes, or sizes with all remainders. Meanwhile, other
+    dimensions have their smallest size or the next one.
     """
     swept: list[Sizes] = []
     coverage = []
@@ -465,14 +466,14 @@ def sweep_sizes(
 
 
 def _order_sizes(dimension: Dimension) -> list[int]:
-    """Return the sizes of a dimension: consecutive ones, then those near powers of two, then the rest."""
+    """Order the sizes of a dimension: first consecutive ones, then near powers of two, then the rest."""
     low, high = (-(-dimension.min // dimension.multiple_of), dimension.max // dimension.multiple_of)
     powers = (2**n + offset for n in range(high.bit_length() + 1) for offset in (-1, 0, 1))
     factors = [
         *range(low, low + _LARGEST_REMAINDERS),
         *powers,
         *range(high, high - _LARGEST_REMAINDERS, -1),
-        # those between them, far apart first
+        # sizes in between, first with large steps
         *range(low, high + 1, max(1, (high - low) // _SWEPT)),
         *(range(low, high + 1) if high - low < _SWEPT else ()),
     ]
@@ -503,7 +504,7 @@ def _describe_left_out(
 
 
 def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]) -> Sizes:
-    """Return the largest sizes, with the one furthest from its minimum halved until all is affordable."""
+    """Halve the dimension with the largest ratio to its minimum, until all sizes are affordable."""
     sizes = {dimension.name: dimension.max for dimension in dimensions}
     while count_elements(sizes) > _MAX_ELEMENTS:
         furthest = max(dimensions, key=lambda d: sizes[d.name] / d.least_nonempty)
@@ -515,7 +516,7 @@ def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], i
 
 
 def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
-    """Yield combinations of different sizes that no tile divides: near the middle, and near the end."""
+    """Yield two combinations of distinct primes (no multiples of a tile), near the middle and the maximum."""
     for find_start in (
         lambda d: math.isqrt(d.least_nonempty * d.max),
         lambda d: d.max - d.multiple_of,
@@ -530,7 +531,7 @@ def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
 
 
 def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
-    """Return a prime (times `multiple_of`) up to a size and not used yet; the closest size where none is."""
+    """Return the largest unused prime (times `multiple_of`) up to `start`; else the size next to `start`."""
     step = dimension.multiple_of
     for factor in range(max(start, dimension.min) // step, dimension.min // step - 1, -1):
         if is_prime(factor) and factor * step not in used:
@@ -539,14 +540,14 @@ def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
 
 
 def _draw(dimension: Dimension, rng: random.Random) -> int:
-    """Return a random size; small ones are as likely as large ones."""
+    """Return a random size; each order of magnitude is equally likely."""
     low, high = math.log(dimension.least_nonempty), math.log(dimension.max + 1)
     size = int(math.exp(rng.uniform(low, high))) // dimension.multiple_of * dimension.multiple_of
     return min(max(size, dimension.min), dimension.max)
 
 
 def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
-    """Return a function that counts a model's elements, without tensors of data-dependent shape."""
+    """Return a function that counts the elements of all tensors, except those of data-dependent shape."""
     shapes: list[list[Size]] = []
     for variable in dict.fromkeys(list_variables(mod["main"])):
         sizes = sizes_of(variable)

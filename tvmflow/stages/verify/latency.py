@@ -1,4 +1,4 @@
-"""Latencies that `verify` measures: a library, its variants, other runtimes, the reference; gates."""
+"""Measure latencies of a library, its variants, other runtimes and the reference; check gates."""
 
 from __future__ import annotations
 
@@ -59,35 +59,38 @@ from tvmflow.stages.verify_settings import LOCAL, UNTIMED_REASONS
 from tvmflow.targets.devices import CPU, exclusive
 from tvmflow.targets.tvm_target import make_target
 
-# Linux counts CPU time in hundredths of a second; a spinning thread takes at least one in this time.
+# The interval to poll for spinning threads: Linux counts CPU time in steps of 0.01 s, and a spinning thread uses at
+# least one step in this time.
 _POLL_S: Final = 0.02
 _MAX_SETTLE_S: Final = 2.0
-# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
+# Slow models, such as an untuned ResNet with seconds per call, have fewer repeats, but at least this many.
 _MIN_REPEATS: Final = 3
 SECONDS_PER_SUBJECT: Final = 20.0
 MIN_SECONDS_PER_REPEAT: Final = 0.02
-# Each of many sizes is measured briefly; a call that takes longer is its own measurement.
+# With many sizes, each is measured briefly: this many repeats, or a single call if it takes longer than
+# `_LONG_CALL_S`.
 _BRIEF_REPEATS: Final = 5
 _LONG_CALL_S: Final = 0.5
-# Each has some profiled calls, and these without reports.
+# The most rounds of a profile. Each round has profiled calls, and this many plain calls.
 _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
-# Reports show shares as whole percents: rounds that agree so closely leave nothing to measure.
+# Profiling ends when shares vary by no more than this: reports show whole percents.
 _EQUAL_SHARES: Final = 0.01
-# The factor between a library and another runtime is large, and soon decided: this many make it a figure.
+# A library and another runtime differ much, so few pairs decide which is faster: this many make the ratio precise.
 _PRECISE_PAIRS: Final = 12
 _MAX_PAIRS: Final = 64
-# Nobody has asked for the time of a reference by itself, so that it must not delay a run. Where all of so
-# many pairs lie far on one side, more would only show more precisely by how much.
+# The time of a reference was not requested, so it must not delay a run. If this many pairs all lie far on one side,
+# more pairs would only make the ratio more precise.
 _REFERENCE_PAIRS: Final = 5
 _SECONDS_PER_REFERENCE: Final = 1.0
-# Shares of kernels are the same in few rounds, where a call takes long.
+# The fewest rounds of a profile, and the seconds after which no further round starts: with long calls, the shares
+# of kernels agree after few rounds.
 _MIN_PROFILE_ROUNDS: Final = 3
 _SECONDS_PER_PROFILE: Final = 1.0
 
 
 def add_latencies(verdict: Verdict, library: Library, case: Case) -> None:
-    """Measure the library, interleaved with the same model untuned if it is tuned, and each part."""
+    """Measure the library (if it is tuned, interleaved with the untuned model), and each part."""
     assert library.timed is not None
     with exclusive_devices(case):
         _measure_variants(verdict, library.timed, case.read_feed(library), case)
@@ -99,7 +102,7 @@ def add_latencies(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed]:
-    """Return the first batch of each part; a part is run only where later ones need its outputs."""
+    """Return the first batch of each part; a part runs only if its outputs are not known yet."""
     known = dict(tensors)
     feeds = {}
     for name, part in library.parts.items():
@@ -111,19 +114,19 @@ def part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed
 
 @contextlib.contextmanager
 def exclusive_devices(case: Case) -> Iterator[None]:
-    """Hold the devices that the library runs on, and the CPU that calls it here."""
+    """Lock the devices that the library runs on, and this machine's CPU if it calls the library."""
     devices = [machine.device for machine in case.settings.machines.values()]
     if case.settings.run_on == LOCAL:
         devices.append(dict(CPU))
     with contextlib.ExitStack() as stack:
-        # always in one order, so that two runs never wait for each other
+        # lock in a fixed order, so that two runs cannot deadlock
         for _, device in sorted({device["kind"]: device for device in devices}.items()):
             stack.enter_context(exclusive(case.context.locks, device))
         yield
 
 
 def _measure_variants(verdict: Verdict, library: TimedLibrary, feed: Feed, case: Case) -> None:
-    """Measure the library, and the same model untuned where it is tuned."""
+    """Measure the library; if it is tuned, interleaved with the untuned model."""
     kernels = case.context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
     if build.TUNED in rules.values() or read_choices(case.context.inputs):
@@ -145,7 +148,7 @@ def _measure_variants(verdict: Verdict, library: TimedLibrary, feed: Feed, case:
 
 
 def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]) -> Profile | None:
-    """Return the profile of a library, interleaved with plain calls, until rounds agree or time is over."""
+    """Profile a library, interleaved with plain calls, until rounds agree or time is over."""
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
     deadline = time.monotonic() + _SECONDS_PER_PROFILE
@@ -157,7 +160,7 @@ def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str])
         profiles.append(library.profile(feed))
         if not profiles[0]:
             return None
-        # single calls, as the profiled ones are: in a mean of many, the machine also does other things
+        # single calls, like the profiled ones: a mean of many calls includes other work of the machine
         calls_s += library.latency(feed, repeat=_PLAIN_CALLS, min_seconds=0.0)
     seconds = {name: median(times.get(name, 0.0) for times in profiles) for name in profiles[0]}
     profile = make_profile(seconds, rules, median(calls_s))
@@ -165,7 +168,7 @@ def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str])
 
 
 def _is_stable(profiles: Sequence[Mapping[str, float]], kernels: Iterable[str]) -> bool:
-    """Return whether the share of each kernel in the time of all is nearly the same in all profiles."""
+    """Return whether each kernel's share of the time is nearly the same in all profiles."""
     totals = [sum(seconds.get(name, 0.0) for name in kernels) for seconds in profiles]
     if not all(totals):
         return False
@@ -186,8 +189,8 @@ def make_profile(
 ) -> Profile | None:
     """Return the shares of kernels and of schedule rules in a call; None if no kernel was timed.
 
-    `call_s` is the time of a call without reports. If all kernels together take longer, because reporting each kernel
-    takes time, they have all of it.
+    `call_s` is the time of a plain call. If all profiled kernels together take longer, because reporting them takes
+    time, their shares add up to 1.
     """
     kernels_s = sum(seconds.get(name, 0.0) for name in rules)
     if not kernels_s:
@@ -212,7 +215,7 @@ def make_profile(
 def measure_variant(
     library: Timed, variant: Timed, feed: Feed, seconds: float = SECONDS_PER_SUBJECT
 ) -> PairedTimes:
-    """Return the times of a library and of a variant of it, until it is decided which is faster."""
+    """Time a library interleaved with a variant, until it is clear which is faster."""
 
     def measure_once(subject: Timed) -> float:
         return subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
@@ -232,9 +235,9 @@ def measure_peer(
     *,
     is_requested: bool = True,
 ) -> PairedTimes:
-    """Return the times of the library and of a runtime in another process, until one is the faster.
+    """Time the library interleaved with a runtime in another process, until it is clear which is faster.
 
-    The threads of one have ceased to spin before the other begins.
+    Before each change of the subject, it waits until the other's threads have stopped spinning.
     """
     last: Timed | None = None
 
@@ -270,7 +273,7 @@ def make_speedup(times: PairedTimes) -> Speedup:
 
 
 def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
-    """Return the latency of `repeat` repeats, or of fewer where a call takes long."""
+    """Measure the latency in `repeat` repeats, or in fewer if a call takes long."""
     settle()
     once_s = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
     affordable = int(SECONDS_PER_SUBJECT / max(once_s, MIN_SECONDS_PER_REPEAT))
@@ -279,7 +282,7 @@ def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
 
 
 def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
-    """Return the seconds of a call: the median of a few, or one long call."""
+    """Return the seconds of a call: the median of a few repeats, or of one call if it takes long."""
     settle()
     once_s = subject.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
     if once_s > _LONG_CALL_S:
@@ -295,9 +298,9 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 
 
 def settle() -> None:
-    """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
+    """Wait until no thread of an earlier measurement spins, as threads of TVM and OpenMP do."""
     # planning imports this module
-    # listing takes milliseconds, which a poll would mistake for a spinning thread
+    # list children once: listing takes milliseconds, which would look like a spinning thread
     children = psutil.Process().children(recursive=True)
     deadline = time.monotonic() + _MAX_SETTLE_S
 
@@ -317,7 +320,7 @@ def settle() -> None:
 
 
 def lower_untuned(case: Case, sizes: Mapping[str, int] | None = None) -> LoweredModel:
-    """Return the untuned model as lowered by the rules; with `sizes`, its fixed-shape model."""
+    """Lower the model without tuned choices; with `sizes`, as a fixed-shape model."""
     settings = case.settings
     assert settings.lowering is not None, "the model is in one piece"
     mod = ir.load_module(case.context.inputs["import/model.json"])
@@ -333,7 +336,7 @@ def schedule_each(
 
 
 def _schedule_by_rules(models: Iterable[LoweredModel], case: Case) -> Iterator[ScheduledModel]:
-    """Yield models with schedules; their weights are read once."""
+    """Yield models scheduled by the rules; weights are read once for all."""
     params = read_safetensors(case.context.inputs["import/params.safetensors"])
     target, schedules = case.settings.machines[""].tvm, case.settings.schedules
     assert schedules is not None
@@ -343,14 +346,14 @@ def _schedule_by_rules(models: Iterable[LoweredModel], case: Case) -> Iterator[S
 
 
 # ---------------------------------------------------------------- gates
-# Limits of latency, memory and size.
+# Limits of latency, memory, size, and latency relative to other runtimes.
 
 _MAX_REPEATS: Final = 64
 _NO_MEMORY: Final = "only a C library that runs on this machine says what it allocates"
 
 
 def check_gates(verdict: Verdict, library: Library, case: Case) -> dict[str, GateResult]:
-    """Return the result of every gate that the recipe has, by its field in `verify`."""
+    """Return the result of each gate of the recipe, by its field in `verify`."""
     checks, gates = case.settings.verify, dict[str, GateResult]()
     limits = {name: read(getattr(checks, name) or "0") for name, read in QUANTITIES.items()}
     if limits[LATENCY]:
@@ -371,7 +374,7 @@ def check_gates(verdict: Verdict, library: Library, case: Case) -> dict[str, Gat
 def _judge(
     limit: float, value: float, interval: tuple[float, float], *, count: int = 0, note: str = ""
 ) -> GateResult:
-    """Return the result for a value that lies in an interval with confidence."""
+    """Return the result for a value with a confidence interval."""
     low, high = interval
     state: GateState = (
         "failed" if low > limit else "passed" if high <= limit else "within the noise"
@@ -389,7 +392,7 @@ def _not_measured(limit: float, reason: str) -> GateResult:
 
 
 def _check_latency(verdict: Verdict, library: Library, limit: float, case: Case) -> GateResult:
-    """Measure until the latency is clearly above or below the limit; confirm a failure once.
+    """Measure until the latency is clearly above or below the limit; measure a failure a second time.
 
     The judged latency replaces the verdict's, so that reports show a single latency.
     """
@@ -397,7 +400,7 @@ def _check_latency(verdict: Verdict, library: Library, limit: float, case: Case)
         return _not_measured(limit, UNTIMED_REASONS[case.settings.run_on])
     feed = case.read_feed(library)
     for _ in range(2):
-        # a disturbance of some seconds has often ended before the second time
+        # other load on the machine has often ended before the second measurement
         settle()
         seconds = _measure(library.timed, feed, limit)
         verdict["latency"]["library"] = latency = make_latency(seconds)
@@ -422,7 +425,7 @@ def _measure(subject: Timed, feed: Feed, limit: float) -> list[float]:
 def _check_memory(
     library: Library, tensors: Mapping[str, Array], limit: float, library_bytes: int
 ) -> GateResult:
-    """Add up the library and the contexts of its parts, which are in memory together."""
+    """Check the memory of the library code and of the contexts of all parts together."""
     feeds = part_feeds(library, tensors) or {"": dict(tensors)}
     context_bytes = 0
     for name, feed in feeds.items():
@@ -447,11 +450,11 @@ def _check_versus(limit: float, runtime: ComparedRuntime) -> GateResult:
 
 
 # ---------------------------------------------------------------- other runtimes
-# Each runs in its own process: how it agrees with the reference, and how fast it is.
+# Each runtime runs in its own process, is compared with the reference and timed.
 
 
 def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
-    """Time the reference interleaved with the library, unless it is a requested runtime."""
+    """Time the reference interleaved with the library, except if it is a requested runtime."""
     requested = case.settings.compare.runtimes if case.settings.compare else ()
     reference = case.reference.timed if case.reference else None
     if library.timed is None or reference is None:
@@ -467,7 +470,7 @@ def add_reference_time(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def add_compared(verdict: Verdict, library: Library, case: Case) -> None:
-    """Compare the requested runtimes with the reference, and time them beside the library."""
+    """Compare the requested runtimes with the reference, and time them interleaved with the library."""
     compare, run_on = case.settings.compare, case.settings.run_on
     if compare is None or not (compare.runtimes or compare.missing):
         return
@@ -490,7 +493,7 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
 
 
 def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
-    """Compare a runtime with the reference, and time both interleaved; it may reject the model."""
+    """Compare a runtime with the reference, and time it interleaved with the library."""
     settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)

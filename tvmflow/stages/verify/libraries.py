@@ -1,4 +1,4 @@
-"""Libraries that `verify` runs: in this process or on a remote backend, in one piece or in parts."""
+"""Load and run libraries for `verify`: in this process or on a remote backend, whole or in parts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tvmflow.tuning.rpc_device import DevicePool, RpcDevice, RpcEndpoint
 from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
 _PROFILED_CALLS: Final = 3
-# A loop of an even number of steps is divided unevenly among three.
+# Thread counts to compare: three threads also divide loops of an even length unevenly.
 _THREADS: Final = (1, 2, 3)
 
 
@@ -71,16 +71,16 @@ class TimedLibrary(Timed, Protocol):
     """A library on a machine as fast as the target."""
 
     def load_variant(self, model: ScheduledModel) -> Timed:
-        """Return the same model with other schedules and the same runtime, on the same machine."""
+        """Load the same model with other schedules, for the same runtime and machine."""
         ...
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return the seconds of each kernel in one call, by its name; none if they are unknown."""
+        """Return the seconds of each kernel in one call, by name; empty if unknown."""
         ...
 
 
 class Library(Protocol):
-    """The library, wherever it runs."""
+    """A library that can be run, on any backend."""
 
     @property
     def timed(self) -> TimedLibrary | None:
@@ -96,11 +96,11 @@ class Library(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Library]:
-        """The parts of a partitioned model by name, in order; none of others."""
+        """The parts of a partitioned model by name, in order; empty for other models."""
 
     @property
     def ran_on(self) -> str:
-        """The machine or emulator that ran it, once it has run."""
+        """The machine or emulator that ran the library; set after `run_all`."""
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
         """Return the outputs by name for every batch of inputs by name."""
@@ -130,16 +130,16 @@ class LocalLibrary:
         return [self.module.run(feed) for feed in feeds]
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return the seconds of each kernel and each step of the runtime, by its name."""
+        """Return the seconds of each kernel and each runtime step, by name."""
         times = self.module.profile(feed, repeat=_PROFILED_CALLS)
         return {operator.name: operator.seconds for operator in times}
 
     def load_variant(self, model: ScheduledModel) -> Timed:
-        """Return the same model with other schedules and the same runtime, in this process."""
+        """Load the same model with other schedules, for the same runtime, in this process."""
         return self.load_variant_of(model, self.inputs, self.outputs, self.module.dimensions)
 
     def load_at(self, sizes: Mapping[str, int], model: ScheduledModel) -> Timed:
-        """Return a fixed-shape model for some sizes, with the same runtime, in this process."""
+        """Load a fixed-shape model for some sizes, for the same runtime, in this process."""
         return self.load_variant_of(
             model, specs_at(self.inputs, sizes), specs_at(self.outputs, sizes)
         )
@@ -151,7 +151,7 @@ class LocalLibrary:
         outputs: Sequence[TensorSpec],
         dimensions: Sequence[Dimension] = (),
     ) -> Module:
-        """Return a variant of the model that may have other inputs and outputs, with the same runtime."""
+        """Load a variant of the model for the same runtime; it may have other inputs and outputs."""
         signature = describe_signature(inputs, outputs, dimensions)
         program = self.module.program
         if isinstance(program, NativeProgram):
@@ -164,7 +164,7 @@ class LocalLibrary:
 def _load_on_vm(
     model: ScheduledModel, like: VirtualMachine, module: Module, inputs: Sequence[TensorSpec]
 ) -> VirtualMachine:
-    """Return a model on TVM's virtual machine, with device and threads of another one."""
+    """Load a model into TVM's virtual machine, with the device and the threads of `like`."""
     load_compiler(model.target.export())
     built = model.compile()
     if like.device.is_host:
@@ -178,7 +178,7 @@ def _load_on_vm(
 
 
 class PartitionedLibrary:
-    """The libraries of a model in parts on remote backends, run one after the other."""
+    """The parts of a partitioned model on remote backends, run one after the other."""
 
     timed = None
 
@@ -192,11 +192,11 @@ class PartitionedLibrary:
 
     @property
     def ran_on(self) -> str:
-        """The machines or emulators that ran the parts, in order, each named once."""
+        """The machines or emulators that ran the parts, in order, without repetition."""
         return ", then ".join(dict.fromkeys(part.ran_on for part in self.parts.values()))
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Return the outputs by name for every batch: each part reads the results of earlier ones."""
+        """Return the outputs by name for every batch; each part reads the outputs of earlier parts."""
         batches = [dict(feed) for feed in feeds]
         for part in self.parts.values():
             names = [spec.name for spec in part.inputs]
@@ -207,16 +207,17 @@ class PartitionedLibrary:
 
 
 def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
-    """Return the library of a bundle, loaded into this process."""
+    """Load the library of a bundle into this process."""
     return LocalLibrary(loading.load(bundle, threads=settings.threads))
 
 
 def load_with_other_threads(
     bundle: Path, settings: VerifySettings
 ) -> Iterator[tuple[int, Library]]:
-    """Yield the library of a bundle with other thread counts, one after the other.
+    """Yield (thread count, library) of a bundle for other thread counts.
 
-    Nothing for one that runs elsewhere, or on TVM's virtual machine, whose threads all libraries of a process share.
+    Yields nothing for a library that runs elsewhere, or on TVM's virtual machine, because all libraries of a
+    process share its threads.
     """
     bundled = read_bundle(bundle, with_libraries=False) if settings.run_on == LOCAL else None
     if bundled is None or bundled.parts or runtime_of(bundled.manifest) != C_RUNTIME:
@@ -229,7 +230,7 @@ def load_with_other_threads(
 def compare_threads(
     library: Library, others: Iterable[tuple[int, Library]], feed: Feed
 ) -> dict[str, bool]:
-    """Return whether a library computes the same bits with each other number of threads."""
+    """Return, by thread count, whether the outputs have the same bits as those of `library`."""
     outputs: Mapping[str, Array] = {}
     is_same = {}
     for count, other in others:
@@ -241,7 +242,7 @@ def compare_threads(
 def check_call(
     library: Library, feed: Feed, expected: Mapping[str, Array], tolerance: Tolerance
 ) -> tuple[CallVerdict, dict[str, Array] | None]:
-    """Return the verdict on one call of a library, and its outputs; None if it cannot be called."""
+    """Return the verdict on one call of a library, and its outputs; None for outputs if the call fails."""
     try:
         [outputs] = library.run_all([feed])
     except (BundleError, StageError) as error:
@@ -253,19 +254,19 @@ def check_call(
 
 @contextlib.contextmanager
 def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
-    """Yield the exported library, ready to run where the settings say; StageError when it cannot be."""
+    """Yield the exported library, ready to run on its backend; StageError if it cannot be loaded."""
     bundle = context.inputs["export/module.tvmflow"]
     if settings.run_on == LOCAL:
         yield load_local(bundle, settings)
         return
     if settings.run_on == CHROMIUM:
-        # no program of this machine loads the package
+        # no program on this machine can load the package, so read the signature of the import
         signature = json.loads(context.inputs["import/signature.json"].read_text())
         (machine,) = settings.machines.values()
         package = link_package(context.inputs, context.work)
         yield BrowserLibrary(*read_specs(signature), machine, context.work, package)
         return
-    # an emulation program holds the library itself
+    # an emulation program already contains the library
     whole = bundles.read_bundle(bundle, with_libraries=settings.run_on == RPC)
     with contextlib.ExitStack() as stack:
         libraries = {
@@ -285,7 +286,7 @@ def _open_remote(
     context: StageContext,
     stack: contextlib.ExitStack,
 ) -> Library:
-    """Return one library on a remote backend; `part` is empty for a model in one piece."""
+    """Load one library on a remote backend; `part` is empty for a model that is not partitioned."""
     specs, machine, work = (
         read_specs(bundle.signature),
         settings.machines[part],
@@ -312,13 +313,13 @@ def read_specs(signature: Json) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpe
 
 # ---------------------------------------------------------------- remote backends
 
-# A session also sends the library, and starts: as much patience as for two batches more.
+# A session also starts and sends the library: its timeout is increased by this many batches.
 _SETUP_SESSIONS: Final = 2
 
 
 @dataclass
 class _RemoteLibrary:
-    """A library for a machine that this process cannot load it on; `scratch` is a folder for files."""
+    """A library that this process cannot load; `scratch` is a folder for temporary files."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -328,7 +329,7 @@ class _RemoteLibrary:
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def _order_inputs(self, feeds: Sequence[Feed]) -> list[list[Array]]:
-        """Return batches in the order of the inputs."""
+        """Return the arrays of each batch in the order of the inputs."""
         return [[feed[spec.name] for spec in self.inputs] for feed in feeds]
 
     def _name_outputs(self, batches: Sequence[Sequence[Array]]) -> list[dict[str, Array]]:
@@ -342,7 +343,7 @@ class _RemoteLibrary:
 
 @dataclass
 class EmulatedLibrary(_RemoteLibrary):
-    """A library under emulation, which says nothing of its speed; `program` holds its kernels."""
+    """A library in an emulator, which cannot be timed; `program` contains its kernels."""
 
     program: Path
 
@@ -374,7 +375,7 @@ class EmulatedLibrary(_RemoteLibrary):
 
 @dataclass
 class BrowserLibrary(_RemoteLibrary):
-    """A package for browsers in Chromium; `backend` is the one to use, by default the first that works."""
+    """A package for browsers, run in Chromium; by default it uses the first backend that works."""
 
     package: Path
     backend: str = "auto"
@@ -384,7 +385,7 @@ class BrowserLibrary(_RemoteLibrary):
 
     @property
     def fallback(self) -> BrowserLibrary | None:
-        """The same package as WebAssembly, where it runs by WebGPU."""
+        """The same package restricted to WebAssembly; None if this one does not use WebGPU."""
         has_webgpu = (self.package / WEBGPU_PROGRAM).exists()
         return replace(self, backend="wasm") if has_webgpu and self.backend != "wasm" else None
 
@@ -406,7 +407,7 @@ class BrowserLibrary(_RemoteLibrary):
 
 
 def _read_output(spec: TensorSpec, content: bytes) -> Array:
-    """Return an output; an axis whose size is known after a call has the one that it was given."""
+    """Return an output array; the size of a data-dependent axis follows from the number of bytes."""
     shape = list(spec.shape)
     if spec.bounded_axis is not None:
         shape[spec.bounded_axis] = -1
@@ -414,7 +415,7 @@ def _read_output(spec: TensorSpec, content: bytes) -> Array:
 
 
 def link_package(inputs: Mapping[str, Path], folder: Path) -> Path:
-    """Return the folder of a package for browsers, with links to the files that `export` wrote."""
+    """Make a folder with a browser package, as links to the files that `export` wrote."""
     package = folder / "package"
     package.mkdir(exist_ok=True)
     for role, path in inputs.items():
@@ -431,7 +432,7 @@ def link_package(inputs: Mapping[str, Path], folder: Path) -> Path:
 
 @dataclass
 class DeviceLibrary(_RemoteLibrary):
-    """A library on the devices of a pool; each call is a session of its own."""
+    """A library on a pool of devices behind RPC; each call has its own session."""
 
     library: Path
     pool: DevicePool
@@ -445,14 +446,14 @@ class DeviceLibrary(_RemoteLibrary):
         return self
 
     def load_variant(self, model: ScheduledModel) -> DeviceLibrary:
-        """Return the same model with other schedules, on the same devices."""
+        """Build the same model with other schedules, for the same devices."""
         library = self.scratch / "variant.so"
         load_compiler(self.machine.tvm, runs=False)
         export_library(model.compile(), library, self.machine.tvm)
         return replace(self, library=library)
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return nothing: a session answers with outputs and times of whole calls."""
+        """Return an empty profile: a session returns only outputs and times of whole calls."""
         del feed
         return {}
 
@@ -462,7 +463,7 @@ class DeviceLibrary(_RemoteLibrary):
         return self._name_outputs(outputs)
 
     def latency(self, feed: Feed, *, repeat: int, min_seconds: float) -> list[float]:
-        """Return seconds per call, for each of `repeat` repeats, without the transfer to the device."""
+        """Return seconds per call for each repeat, without the transfer of inputs to the device."""
         _, seconds = self._run_session([feed], {"repeat": repeat, "min_seconds": min_seconds})
         return seconds
 
@@ -494,7 +495,7 @@ class DeviceLibrary(_RemoteLibrary):
 
 @contextlib.contextmanager
 def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
-    """Yield the devices of a target's `remote`; StageError if there are none."""
+    """Yield the pool of devices of a target's `remote`; StageError if there are none."""
     with ForkServer.fork() as fork_server:
         pool = DevicePool(RpcEndpoint.from_settings(remote), fork_server, log)
         pool.size()
@@ -502,10 +503,10 @@ def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
 
 
 def run_model(payload: Json, emit: Emit) -> Json:
-    """Run a library on every batch, on the device of the session: the entry point of a child.
+    """Run a library on every batch on the session's device: the entry point of a child process.
 
-    `payload` has `library`, `inputs` and `outputs` (paths), `target`, `session`, and, to time the first batch,
-    `repeat` and `min_seconds`. `emit` sends the event of each phase.
+    `payload` has `library`, `inputs` and `outputs` (paths), `target` and `session`. `repeat` and `min_seconds` are
+    present to time the first batch. `emit` sends an event for each phase.
     """
 
     def work(phases: PhaseReporter) -> Json:

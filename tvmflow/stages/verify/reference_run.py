@@ -1,4 +1,4 @@
-"""Runs the framework that a model came from, before the library is loaded."""
+"""Run the reference (usually the framework that a model came from) before the library is loaded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ReferenceRun(NamedTuple):
     """The results of a reference.
 
     Attributes:
-        note: A note for reports, or nothing.
-        timed: The running reference, to be timed interleaved with the library; None on another machine.
-        indices: The tensors that go into an index; None for a model without an index.
-        more: Random inputs beside the samples, and the branches that all of them reach.
-        sized: Its outputs at each combination of sizes; empty for a model of fixed sizes.
-        swept: Its outputs at more sizes, at which only outputs are compared.
-        floats: The float model's outputs, for a recipe that quantizes it.
+        note: A note for reports; may be empty.
+        timed: The running reference, to time it interleaved with the library; None if the library runs elsewhere.
+        indices: The inputs of argmax-like operators; None for a model without such operators.
+        more: Additional random inputs, and the branches that all inputs reach.
+        sized: The outputs at each combination of sizes; empty for a model with fixed shapes.
+        swept: The outputs at the sizes of the sweep, in which only outputs are compared.
+        floats: The float model's outputs, if the recipe quantizes it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ReferenceRun(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The inputs and references that a library is verified with."""
+    """The inputs and the reference that a library is verified with."""
 
     settings: VerifySettings
     context: StageContext
@@ -71,7 +71,7 @@ class Case(NamedTuple):
         return {**self.data.batches[0], **outputs}
 
     def read_feed(self, library: Library) -> Feed:
-        """Return the first batch of a library's inputs."""
+        """Return the first batch, restricted to the library's inputs."""
         return {spec.name: self.data.batches[0][spec.name] for spec in library.inputs}
 
 
@@ -88,16 +88,16 @@ def run_reference(
     swept_sizes: Sequence[Sizes] = (),
     elements: int = 0,
 ) -> ReferenceRun:
-    """Run the reference in its own process, which ends here unless it will be timed.
+    """Run the reference in its own process; `stack` keeps this process only if it will be timed.
 
-    It may be run on any of the `candidates`, each with its distribution. `tolerance_of_draws` is for inputs of other
-    magnitudes. `elements` is the size of all tensors of a model of fixed sizes. Only outputs are compared at
-    `swept_sizes`.
+    It runs on one or several `candidates`, pairs of distribution and samples. `tolerance_of_draws` is for inputs of
+    other magnitudes. `elements` counts the elements of all tensors of a fixed-shape model. At `swept_sizes`, only
+    outputs are compared.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
     if indices and inner:
-        # the input of an index says more than the index
+        # the scores before an argmax detect more faults than the index
         names = [name for name in names if name not in indices.outputs]
         names += [spec.name for spec in inner]
     more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
@@ -119,7 +119,7 @@ def run_reference(
         observe = _make_observe(reference, model)
         compared = () if indices and indices.selects else tuple(names)
         if indices:
-            # ties at other magnitudes would look like errors
+            # at other magnitudes, compare no indices: ties would look like errors
             returned = {spec.name for spec in model.outputs} - {*indices.outputs}
             compared = tuple(name for name in compared if name in returned)
         more_draws = drawn.draw_more(observe, compared, tolerance_of_draws)
@@ -138,7 +138,7 @@ def run_reference(
             timed = reference
             stack.push(own.pop_all())
     if is_timed and timed is None:
-        # inner tensors cost time
+        # time a reference without inner tensors, which would take time
         timed = stack.enter_context(open_reference(settings, model._replace(tensors=()), context))
     return ReferenceRun(
         name=name,
@@ -157,7 +157,7 @@ def run_reference(
 def _make_observe(
     reference: Reference, model: ImportedModel
 ) -> Callable[[Feed], list[Exercise]] | None:
-    """Return an observer of the branches that a batch reaches; None if the reference has none."""
+    """Return a function for the branches that a batch reaches; None if the reference cannot observe them."""
     if not reference.can_observe:
         return None
 
@@ -171,7 +171,7 @@ def _make_observe(
 
 
 class QuantizedReference:
-    """The quantized model, computed in float32; it is timed as the framework with the float model."""
+    """The quantized model, computed in float32; timing uses the framework with the float model."""
 
     def __init__(self, framework: Reference, module: Module) -> None:
         self.name, self.note = framework.name, framework.note
@@ -192,10 +192,10 @@ def run_at(
     settings: VerifySettings,
     tolerance: Tolerance,
 ) -> SizeOutputs:
-    """Run the reference at some sizes on the first random inputs that expose every wrong library.
+    """Run the reference at some sizes on the first random inputs that detect every wrong library.
 
     Raises:
-        StageError: when it cannot run the model at these sizes.
+        StageError: if the reference cannot run the model at these sizes.
     """
     names = [spec.name for spec in model.outputs]
     specs = [spec for spec in model.inputs if spec.name not in model.bound]
@@ -221,7 +221,7 @@ def run_at(
 def with_inner(
     settings: VerifySettings, model: ImportedModel, loaded: LoadedModel
 ) -> ImportedModel:
-    """Return a model whose reference returns the inner tensors of a loaded one, too."""
+    """Return the model, changed so that its reference also returns the inner tensors of `loaded`."""
     if settings.quantized:
         return model._replace(quantized=loaded)
     return model._replace(tensors=(*model.tensors, *loaded.tensors))
