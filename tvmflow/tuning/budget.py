@@ -1,7 +1,8 @@
-"""The budget: which workload gets the next trials, from what was measured so far; and its forecast.
+"""The budget: decide from the trials so far which workload gets the next ones; and forecast it.
 
-It is a pure function: the same measurements always lead to the same decisions. A run that was killed, or whose budget
-was raised, is replayed from the beginning out of the ledger, and what the ledger lacks is exactly the rest.
+It is a pure function: the same measurements always lead to the same decisions. If a run was killed, or its budget was
+raised, the ledger replays it from the beginning. The trials that the ledger lacks are exactly the ones left to
+measure.
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ from tvmflow.tuning.ledger import WorkloadRecords
 from tvmflow.tuning.trials import Trial
 
 WARMUP_TRIALS: Final = 3
-"""Trials that each workload gets before any gets a batch; the heaviest first when they do not suffice."""
+"""Trials that each workload gets before any gets a batch; in a smaller budget, the heaviest first."""
 
 BATCH_SIZE: Final = 16
-"""Trials that a workload gets at a time after that."""
+"""Trials in a batch: after the warm-up, a workload gets this many at a time."""
 
 ROOFLINE_SHARE: Final = 0.95
-"""The share of its roofline at which a workload has nothing to gain."""
+"""A workload at this share of its roofline speed has nothing more to gain."""
 
 # A batch that is expected to save less than this share of an inference is not worth its time.
 _MIN_BATCH_GAIN: Final = 0.001
-# Batches for several workloads that are expected to save less than this share of an inference together: no
-# comparison of the libraries would show it, and finalists that gain less of a kernel are not kept.
+# Workloads whose next batches together save less than this share of an inference get none: a comparison of libraries
+# would not show such a gain, and finalists that gain less of a kernel are not kept.
 _MIN_SHOWN_GAIN: Final = 0.02
-# As long as no trial gains, this many of them halve the gain that the roofline leaves a workload, and slow ones leave
-# less: a schedule rule that is never beaten is the limit, however far its kernel is from the peak of the machine.
+# Every this many trials halve the gain that still seems possible down to the roofline, and slow trials reduce it
+# further: if no trial beats the schedule rule, the rule's kernel is near its limit, however far it is from the
+# machine's peak.
 _HALVING_TRIALS: Final = 2
-# On a busy machine a trial may be faster than the untuned kernel by this share without being better.
+# On a busy machine, noise may make a trial faster than the untuned kernel by up to this share.
 _NOISE: Final = 0.1
 
-# Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained lately against what
-# it may still gain; the weight of the former is its alpha.
+# The weight of a workload's recent gain against the gain that is still possible: alpha of Ansor (Zheng et al., OSDI
+# 2020, section 6.2).
 _RECENT_GAIN_WEIGHT: Final = 0.2
-# A trial without a gain counts as this many trials that did gain, when the further gain is estimated.
+# In the estimate of the further gain, a trial without a gain counts as this many trials more.
 _NO_GAIN_WEIGHT: Final = 4.0
-# The speed that is assumed of a workload as long as none of its trials has worked.
+# The assumed speed of a workload without any known time.
 _ASSUMED_FLOPS_PER_S: Final = 1e9
 
 
@@ -49,9 +51,9 @@ class Task(NamedTuple):
     """A workload to tune.
 
     Attributes:
-        calls: Calls in one inference.
+        calls: Calls per inference.
         flops: Arithmetic operations of one call.
-        sizes: The sizes at which each schedule is measured, for people; none if all are fixed.
+        sizes: A text with the sizes at which each schedule is measured; empty if shapes are fixed.
     """
 
     key: str
@@ -66,11 +68,11 @@ class WorkloadShare(NamedTuple):
     """A workload as the budget sees it.
 
     Attributes:
-        untuned_s: Seconds of one untuned call; infinity when not known.
-        least_s: Seconds of one call at the roofline of the machine; 0 when not known.
-        seconds_per_trial: The time of the budget that a trial takes which the ledger has.
-        finished_after: Its trials when it had had its share of this budget in an earlier search: it
-            gets no more. None when it had not.
+        untuned_s: Seconds of one untuned call; infinity if unknown.
+        least_s: Seconds of one call at the machine's roofline; 0 if unknown.
+        seconds_per_trial: The seconds of the budget that each trial from the ledger counts for.
+        finished_after: The trials it had when an earlier search with this budget ended: it gets no more. None if
+            there was no such search.
     """
 
     key: str
@@ -86,12 +88,12 @@ class BudgetRules(NamedTuple):
     """The limits that a recipe sets.
 
     Attributes:
-        trials: Trials of all workloads together.
-        trials_per_task: Trials of one workload at most.
-        patience: Trials without a gain that end the tuning of a workload; None to end it when its trials
-            show that what it may still gain is too little.
+        trials: The most trials of all workloads together.
+        trials_per_task: The most trials of one workload; None without a limit.
+        patience: The tuning of a workload ends after this many trials without a gain. If None, it ends when the
+            estimated further gain is too small.
         min_gain: The relative improvement that counts as a gain.
-        minutes: Minutes of all workloads together, including earlier searches; None without a limit.
+        minutes: The most minutes for all workloads together, including earlier searches; None without a limit.
     """
 
     trials: int
@@ -102,7 +104,7 @@ class BudgetRules(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The limit of the time in seconds; infinity without one."""
+        """The time limit in seconds; infinity without a limit."""
         return math.inf if self.minutes is None else self.minutes * 60
 
 
@@ -135,7 +137,7 @@ class _WorkloadHistory:
 
     @property
     def possible_gain(self) -> float:
-        """Seconds of one inference that are left down to the roofline."""
+        """Seconds per inference that the workload could save down to the roofline."""
         best = self.best_s
         if math.isinf(best):
             best = max(self.share.flops, 1.0) / _ASSUMED_FLOPS_PER_S
@@ -143,12 +145,12 @@ class _WorkloadHistory:
 
     @property
     def inference_s(self) -> float:
-        """Seconds of one inference in the fastest kernel so far."""
+        """Seconds per inference in the workload's fastest kernel so far."""
         return self.share.calls * self.best_s
 
     @property
     def plausible_gain(self) -> float:
-        """The part of `possible_gain` that is left after the trials so far: about what they found."""
+        """The part of `possible_gain` that still seems possible, judged by the trials so far."""
         possible = self.possible_gain
         found = self.share.calls * max((1 - _NOISE) * self.share.untuned_s - self.best_s, 0.0)
         left = possible * math.pow(0.5, self.spent / _HALVING_TRIALS)
@@ -157,10 +159,10 @@ class _WorkloadHistory:
         return min(possible, found + left)
 
     def expected_gain(self, *, by_trials: bool = True) -> float:
-        """Return the seconds of one inference that the next batch is expected to save.
+        """Return the seconds per inference that the next batch is expected to save.
 
         Args:
-            by_trials: Expect no more than the `plausible_gain`.
+            by_trials: Whether the expectation is limited to `plausible_gain`, instead of `possible_gain`.
         """
         limit = self.plausible_gain if by_trials else self.possible_gain
         if not self.spent:
@@ -174,10 +176,10 @@ class _WorkloadHistory:
 
 
 class Budget:
-    """Gives out trials in rounds: call `next_round`, `record` its results, until there is no next.
+    """Assigns trials in rounds: call `next_round` and `record` its results until there is no next round.
 
     Attributes:
-        reused_s: Seconds that earlier searches took for the trials which the ledger had.
+        reused_s: Seconds that earlier searches took for the reused trials.
     """
 
     def __init__(self, shares: Sequence[WorkloadShare], rules: BudgetRules) -> None:
@@ -187,7 +189,7 @@ class Budget:
         times = [share.calls * share.untuned_s for share in ordered]
         # If the time of an inference is unknown, every expected gain is worth a batch.
         self._is_timed = 0 < sum(times) < math.inf
-        # Where the roofline is not known, too much seems possible for a small gain to be distinguished from none.
+        # If a roofline is unknown, the possible gain is overestimated and cannot tell when to end.
         is_limited = self._is_timed and all(share.least_s for share in shares)
         self._ends_by_trials = is_limited and rules.patience is None
         if self._is_timed:
@@ -198,7 +200,7 @@ class Budget:
 
     @property
     def spent(self) -> int:
-        """Trials that were given out and recorded."""
+        """Trials that were assigned and recorded."""
         return sum(history.spent for history in self._histories.values())
 
     def spent_on(self, key: str) -> int:
@@ -207,7 +209,7 @@ class Budget:
 
     @property
     def left_out(self) -> list[str]:
-        """The workloads that might have more trials, if these promised a gain."""
+        """The workloads that get no more trials only because they promise no gain."""
         return [
             key
             for key, history in self._histories.items()
@@ -216,7 +218,7 @@ class Budget:
 
     @property
     def finished(self) -> list[str]:
-        """The workloads that promise a gain, but had their share in an earlier search, and get no more."""
+        """The workloads that promise a gain, but get no more trials, because an earlier search finished them."""
         return [
             key
             for key, history in self._histories.items()
@@ -227,11 +229,11 @@ class Budget:
         ]
 
     def is_at_roofline(self, key: str) -> bool:
-        """Return whether a workload, tuned or not, is about as fast as the machine allows."""
+        """Return whether a workload, tuned or not, is near the machine's roofline."""
         return self._histories[key].is_at_roofline
 
     def next_round(self) -> dict[str, int]:
-        """Return the trials of the next round by workload; empty when the tuning is over."""
+        """Return how many trials each workload gets in the next round; empty if tuning is over."""
         left = self._rules.trials - self.spent
         return self._warmup_round(left) or self._batch_round(left)
 
@@ -242,9 +244,9 @@ class Budget:
 
         Args:
             key: The workload.
-            seconds: Their times in the order of the ledger; infinity for failures.
-            reused: How many of them the ledger had.
-            exhausted: No schedule of the workload is left to try.
+            seconds: The trials' times in the order of the ledger; infinity for failures.
+            reused: How many of the trials the ledger had already.
+            exhausted: Whether no schedule of the workload is left to try.
         """
         history = self._histories[key]
         self.reused_s += reused * history.share.seconds_per_trial
@@ -269,9 +271,9 @@ class Budget:
         return not history.is_at_roofline and self._expected_gain(history) >= self._least_gain
 
     def _find_least_gain(self) -> float:
-        """Return the seconds of one inference that a batch has to be expected to save.
+        """Return the seconds per inference that a batch must be expected to save.
 
-        Without `patience`, those with the least to gain are left out that would gain too little together.
+        Without `patience`, workloads with the smallest gains get no batch if these gains together are too small.
         """
         if not self._is_timed:
             return 0.0
@@ -289,11 +291,11 @@ class Budget:
         return max(least_gain, next(shown, math.inf))
 
     def _expected_gain(self, history: _WorkloadHistory) -> float:
-        """Return the seconds of one inference that a batch is expected to save, by what the rules say."""
+        """Return the seconds per inference that a batch is expected to save, limited as the rules say."""
         return history.expected_gain(by_trials=self._ends_by_trials)
 
     def _warmup_round(self, left: int) -> dict[str, int]:
-        """Return one trial for each workload, or the rest of the warm-up for each if all have one."""
+        """Return one trial for each workload, or if all have one, the remaining warm-up trials."""
         for goal in (1, WARMUP_TRIALS):
             trials: dict[str, int] = {}
             for _ in range(goal):
@@ -317,17 +319,17 @@ class Budget:
         ]
         if not open_ones:
             return {}
-        # Of equal ones the first: they are ordered by their work.
+        # Of several equal gains, the first one wins: histories are sorted.
         chosen = max(open_ones, key=self._expected_gain)
         return {chosen.share.key: min(BATCH_SIZE, left, self._room(chosen))}
 
 
-# Between two trials of one search there is never as much time.
+# Longer intervals between two trials separate two searches.
 _LONGEST_PAUSE_S: Final = 60.0
-# The least number of intervals that say how long a trial takes.
+# The pace of trials is known from this many intervals on.
 _FEWEST_INTERVALS: Final = 8
-# A workload that takes more than this many times the share of the time that it had when its search
-# ended is worth a longer search: that was in a larger model.
+# A workload is searched again if its share of the model's time grew by more than this factor since its search ended:
+# the earlier search was for a larger model.
 _MOST_SHARE_GROWTH: Final = 2.0
 
 
@@ -335,16 +337,16 @@ _MOST_SHARE_GROWTH: Final = 2.0
 
 
 class TrialForecast(NamedTuple):
-    """The part of a search's budget that the ledger has, and what it lacks.
+    """How much of a search's budget the ledger already has, and how much it lacks.
 
     Attributes:
-        budget: The trials that it may have; `UNLIMITED_TRIALS` where only time limits them.
-        minutes: The time that it may take; None without a limit.
-        kernels: The kernels that it is for; None as long as they are not known.
+        budget: The trials of the search; `UNLIMITED_TRIALS` if only time limits it.
+        minutes: The time limit of the search; None without a limit.
+        kernels: The kernels of the search; None while they are unknown.
         reused: The trials of the budget that the ledger has.
-        at_most: The trials that may have to be measured; fewer when the search converges.
-        seconds_per_trial: As the trials in the ledger took; None if these are too few.
-        finished_kernels: Those that get no trial, because they had their share in an earlier search.
+        at_most: The most trials left to measure; fewer if the search converges.
+        seconds_per_trial: The pace of the trials in the ledger; None if there are too few.
+        finished_kernels: The kernels that get no trial, because an earlier search finished them.
         spent_s: Seconds of `minutes` that earlier searches took for the reused trials.
     """
 
@@ -360,7 +362,7 @@ class TrialForecast(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds of `minutes` that are left; None without a limit."""
+        """The remaining seconds of `minutes`; None without a limit."""
         return None if self.minutes is None else max(self.minutes * 60 - self.spent_s, 0.0)
 
     @property
@@ -376,11 +378,11 @@ def workload_shares(
     schedules: int,
     search: str,
 ) -> list[WorkloadShare]:
-    """Return the workloads as the budget sees them: as each was when its first trial was decided on.
+    """Return the workloads for a budget, each in the state before its first trial.
 
     Args:
         tasks: The workloads.
-        records: The records of each by its key.
+        records: The records of each workload, by key.
         rules: The limits of the budget.
         schedules: The version of the schedule rules.
         search: The name of the search (see `search_name`).
@@ -410,7 +412,7 @@ def workload_shares(
 def find_time_shares(
     tasks: Sequence[Task], records: Mapping[str, WorkloadRecords], schedules: int
 ) -> dict[str, float]:
-    """Return the share of each workload in the untuned time that is known; 1 if its own is not."""
+    """Return each workload's share of the known untuned time; 1 if its own time is unknown."""
     known = {task.key: records[task.key].untuned_seconds(schedules) for task in tasks}
     times = {task.key: task.calls * (known[task.key] or 0.0) for task in tasks}
     total = sum(times.values())
@@ -418,7 +420,7 @@ def find_time_shares(
 
 
 def end_name(search: str, rules: BudgetRules) -> str:
-    """Return a finished search's key in the ledger: its name and its limits, but not its budget."""
+    """Return the key of a finished search in the ledger: its name and limits, without its budget."""
     limits = (rules.trials_per_task, rules.patience, rules.min_gain)
     return "/".join([search, *("-" if limit is None else f"{limit:g}" for limit in limits)])
 
@@ -430,7 +432,7 @@ def forecast_trials(
     schedules: int,
     search: str,
 ) -> TrialForecast:
-    """Replay the budget on the ledger as a search does, without what has to be measured."""
+    """Replay the budget on the ledger's trials, as a search does, but without measuring."""
     shares = workload_shares(tasks, records, rules, schedules, search)
     budget = Budget(shares, rules)
     at_most: int | None = None
@@ -466,7 +468,7 @@ def _count_missing(
     rules: BudgetRules,
     reused: int,
 ) -> int:
-    """Return how many trials may be left to measure, by the limits of all and of each workload."""
+    """Return the most trials left to measure, by the total limit and the limit of each workload."""
     left = rules.trials - reused
     if rules.trials_per_task is None:
         return left
@@ -479,9 +481,9 @@ def _count_missing(
 
 
 def measure_pace(trials: Iterable[Trial]) -> float | None:
-    """Return the seconds from one trial of a search to the next, as the clock of the ledger has them."""
+    """Return the mean seconds between trials, by their times in the ledger; None if there are too few."""
     times = sorted(datetime.fromisoformat(trial.when).timestamp() for trial in trials)
     intervals = [after - before for before, after in itertools.pairwise(times)]
     intervals = [seconds for seconds in intervals if seconds < _LONGEST_PAUSE_S]
-    # Trials end in batches: their mean counts, and not the median of a few long and many short intervals.
+    # Trials end in batches, with few long and many short intervals: take the mean, not the median.
     return sum(intervals) / len(intervals) if len(intervals) >= _FEWEST_INTERVALS else None

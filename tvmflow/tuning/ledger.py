@@ -1,8 +1,8 @@
 """The trial ledger: all trials ever measured, in one folder for each target.
 
-A target's folder is named by the digest of its description, so that trials that must not be
-compared never meet. It holds an append-only file for each workload and
-small notes about it: a description for people, and the saved kernel.
+A folder is named by the digest of its target's description, so that trials that are not comparable are never in one
+folder. It contains an append-only file for each workload, and notes about the workload: a readable description, and
+the saved kernel.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class WorkloadRecords:
         trials: The trials by id, in the order in which they were added.
         baselines: The time of the untuned kernel, by the version of the schedule rules.
         finalists: The times of finalists, by the digest of what was measured and how.
-        libraries: The same of comparisons of libraries.
+        libraries: The comparisons of libraries, by the same kind of digest.
         bans: The bans of trials, by their ids.
-        choices: The times of choices for an operator, by their keys.
-        search_ends: The searches that ended, each under the largest budget, by their names.
+        choices: The times of an operator's alternatives, by their keys.
+        search_ends: The finished searches by name, each with the largest budget.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class WorkloadRecords:
         return len(self.trials)
 
     def keep(self, record: Record | None) -> None:
-        """Add a record; of two about the same thing the one counts that `is_news` says."""
+        """Add a record, unless `is_news` says that a known record about the same subject takes precedence."""
         if isinstance(record, Trial | Baseline):
             self._last_when = max(self._last_when, record.when)
         if isinstance(record, ExhaustedMark):
@@ -97,9 +97,9 @@ class WorkloadRecords:
             self._kept[type(record)][_subject_of(record)] = record
 
     def is_news(self, record: Trial | Note) -> bool:
-        """Return whether a record is about something unknown, or counts more than the known one.
+        """Return whether a record has a new subject, or takes precedence over the known record.
 
-        Of two the earlier one counts, but of two notes of searches that of the longer one.
+        Earlier records take precedence over later ones; for notes about searches, the longer search does.
         """
         known = self._kept[type(record)].get(_subject_of(record))
         return known is None or _precedence(record) < _precedence(known)
@@ -107,42 +107,42 @@ class WorkloadRecords:
     # ---------------------------------------------------------------- views
 
     def in_order(self) -> list[Trial]:
-        """Return the trials in the order of measuring, which all decisions depend on."""
+        """Return the trials in the order in which they were measured; all decisions depend on this order."""
         return sort_by_record(self.trials.values())
 
     def valid(self) -> list[Trial]:
-        """Return the trials that have a time and no ban, fastest first; equal ones in the order of their ids."""
+        """Return the successful trials without a ban, sorted by time and then by id."""
         return sort_by_time(
             trial for trial in self.trials.values() if trial.run_secs and trial.id not in self.bans
         )
 
     def notes(self) -> list[Note]:
-        """Return the records of other kinds in an order that depends only on the content."""
+        """Return the records other than trials, in an order that depends only on their content."""
         notes = (records for kind, records in self._kept.items() if kind is not Trial)
         return [records[subject] for records in notes for subject in sorted(records)]
 
     @property
     def search_time(self) -> SearchTime | None:
-        """The time that searches have spent; None if none has noted it."""
+        """The time that searches have spent; None if unknown."""
         return next(iter(self._kept[SearchTime].values()), None)
 
     def is_exhausted(self, search: str) -> bool:
-        """Return whether `search` came to its end and no trial was added since."""
+        """Return whether `search` exhausted its space, and no trial was added since."""
         return self._exhausted.get(search, -1) == len(self)
 
     def exhausted_searches(self) -> list[str]:
-        """Return the searches that came to their end with the present trials."""
+        """Return the searches that exhausted their space with the present trials."""
         return sorted(filter(self.is_exhausted, self._exhausted))
 
     def untuned_seconds(self, schedules: int) -> float | None:
-        """Return the seconds of an untuned call; None when not measured."""
+        """Return the seconds of an untuned call; None if it was not measured."""
         baseline = self.baselines.get(schedules)
         return baseline.seconds if baseline else None
 
     def baseline_before_trials(self, schedules: int) -> Baseline | None:
-        """Return the time of an untuned call if it was measured before the first trial.
+        """Return the untuned time if it was measured before the first trial; otherwise None.
 
-        What is measured later must not change the decisions that led to the present trials.
+        A later measurement must not change the decisions that led to the present trials.
         """
         baseline = self.baselines.get(schedules)
         first = min((trial.when for trial in self.trials.values()), default="")
@@ -150,12 +150,12 @@ class WorkloadRecords:
 
 
 def header_of(path: Path) -> FileHeader:
-    """Return the header that the file of a workload has, by its name and that of its folder."""
+    """Return the header that a workload's file must have, from the names of the file and its folder."""
     return FileHeader(path.stem, path.parent.name)
 
 
 def describe_copy(path: Path, header: FileHeader) -> str:
-    """Return a sentence for a file that was copied from another workload or target."""
+    """Return a sentence about a file that was copied from another workload or target."""
     return (
         f"{path}: it has the records of workload {header.workload[:12]} "
         f"on target {header.target[:12]}, not of its own"
@@ -163,14 +163,14 @@ def describe_copy(path: Path, header: FileHeader) -> str:
 
 
 def _subject_of(record: Trial | Note) -> object:
-    """Return what a record is about: of two about the same, one counts."""
+    """Return the subject of a record; a ledger keeps one record for each subject."""
     if isinstance(record, SearchTime):
         return None
     return record.key if isinstance(record, ChoiceTimes) else record[0]
 
 
 def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
-    """Return what sorts the longer search first, then the earlier record, and equal ones always alike."""
+    """Return a sort key: the longer search first, then the earlier record, then by content."""
     length: tuple[float, ...] = ()
     if isinstance(record, SearchTime):
         length = (-record.trials, -record.seconds)
@@ -181,12 +181,12 @@ def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
 
 
 def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:
-    """Return whether these are all trials, and no others."""
+    """Return whether `trials` are exactly the trials of `records`."""
     return records.trials.keys() == {trial.id for trial in trials}
 
 
 _RECORD_START: Final = b"{"
-# What searches note about all trials together.
+# Notes about all trials together: they are invalid after trials were removed.
 _SEARCH_NOTES: Final = (ExhaustedMark, SearchTime, SearchEnd)
 _MAX_REPAIRS: Final = 1000
 _log = logging.getLogger(__name__)
@@ -209,10 +209,10 @@ class _ForeignFile(Exception):
 
 
 class WorkloadLedger(WorkloadRecords):
-    """The records of one workload on one target, shared with other processes, as read or written so far.
+    """The file of one workload on one target, shared with other processes; has what was read so far.
 
     Attributes:
-        repairs: A sentence for each damage that was found when the file was read, of the first ones.
+        repairs: A sentence for each repaired damage in the file, up to a limit.
         quarantined: How many lines were quarantined.
     """
 
@@ -231,7 +231,7 @@ class WorkloadLedger(WorkloadRecords):
     # ---------------------------------------------------------------- trials
 
     def refresh(self) -> None:
-        """Read what other processes have added since, or the whole file when they removed some."""
+        """Read what other processes have added, or the whole file if they removed trials."""
         if self.path.exists():
             with self._locked():
                 pass
@@ -239,7 +239,7 @@ class WorkloadLedger(WorkloadRecords):
             self._reset()
 
     def append(self, trial: Trial) -> bool:
-        """Add a trial that was just measured; return False when another process has added it meanwhile.
+        """Add a new trial; return False if another process has added it meanwhile.
 
         The trial is on disk when this returns.
 
@@ -255,9 +255,9 @@ class WorkloadLedger(WorkloadRecords):
             return True
 
     def extend(self, trials: Iterable[Trial]) -> int:
-        """Add many trials at once and return how many of them were not known.
+        """Add many trials at once; return how many of them were new.
 
-        Of two measurements of one schedule the earlier one stays, whichever came first.
+        Of two measurements of one schedule, the one with the earlier time is kept, in whatever order they are added.
 
         Raises:
             StoreError: They cannot be written; the file is then as it was.
@@ -278,7 +278,7 @@ class WorkloadLedger(WorkloadRecords):
             self._write(descriptor, [ExhaustedMark(search, len(self), timestamp())])
 
     def record_untuned(self, schedules: int, seconds: float, least_s: float = 0.0) -> None:
-        """Record the seconds of an untuned call that was just measured, unless some are known.
+        """Record a just measured untuned time, unless the ledger has one.
 
         Raises:
             StoreError: The record cannot be written.
@@ -289,7 +289,7 @@ class WorkloadLedger(WorkloadRecords):
                 self._write(descriptor, [Baseline(schedules, seconds, when, least_s)])
 
     def add(self, records: Iterable[Note]) -> None:
-        """Add records of other kinds than trials; of two about the same thing the earliest counts.
+        """Add records other than trials; records that take precedence replace known ones.
 
         Raises:
             StoreError: They cannot be written.
@@ -308,9 +308,9 @@ class WorkloadLedger(WorkloadRecords):
                 del self.trials[trial_id]
 
     def remove(self, ids: Iterable[str]) -> int:
-        """Delete trials and return how many were present. The others keep order and bytes.
+        """Delete trials and return how many were present; the other lines do not change.
 
-        The file is replaced in one step. Processes that have it open notice and read it again.
+        The file is replaced atomically; processes that have it open notice this and read it again.
         """
         with self._locked() as descriptor:
             starts = {self._lines[trial_id].start for trial_id in ids if trial_id in self.trials}
@@ -321,7 +321,7 @@ class WorkloadLedger(WorkloadRecords):
 
     @contextlib.contextmanager
     def exclusive_search(self, *, wait: bool = True) -> Iterator[None]:
-        """Lock the search for this workload, so that two runs share trials and repeat none.
+        """Lock the search for this workload, so that concurrent runs share trials and do not repeat any.
 
         Raises:
             Locked: Another process searches and `wait` is false.
@@ -334,7 +334,7 @@ class WorkloadLedger(WorkloadRecords):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Lock the file and read what is new in it; give its descriptor."""
+        """Lock the file, read what is new in it, and yield its descriptor."""
         is_new = False
         while True:
             with _locked_file(self.path) as descriptor:
@@ -345,13 +345,13 @@ class WorkloadLedger(WorkloadRecords):
                     is_new = True
                     continue
                 if is_new and not self._has_header:
-                    # an empty file would look as if it had lost trials
+                    # write the header: an empty file would look as if trials were lost
                     self._write(descriptor, [])
                 yield descriptor
                 return
 
     def _set_aside(self, header: FileHeader) -> None:
-        """Move the locked file, which is another one's, out of the way."""
+        """Rename the locked file, which belongs to another workload or target."""
         aside = self.path.with_name(f"{self.path.stem}.set-aside-{temporary_name()}.jsonl")
         try:
             self.path.rename(aside)
@@ -365,7 +365,7 @@ class WorkloadLedger(WorkloadRecords):
         self._reset()
 
     def _write(self, descriptor: int, records: Iterable[Record]) -> None:
-        """Append records to the locked file, sync and read it; undo it when the disk is full."""
+        """Append records to the locked file, sync it and read them; undo this if the disk is full."""
         headers = [] if self._has_header else [header_of(self.path)]
         lines = b"".join(map(to_line, (*headers, *records)))
         end = os.fstat(descriptor).st_size
@@ -383,7 +383,8 @@ class WorkloadLedger(WorkloadRecords):
         content = _read_at(descriptor, 0, os.fstat(descriptor).st_size)
         kept, start = [], 0
         for line in content.split(b"\n"):
-            # No search is at its end then. What is no such note and not blank is kept, as a newer version's is.
+            # With fewer trials, notes about finished searches are invalid. All other lines are kept, also a newer
+            # version's.
             is_mark = start not in starts and isinstance(parse_line(line), _SEARCH_NOTES)
             if start not in starts and line.strip() and not is_mark:
                 kept.append(line + b"\n")
@@ -404,15 +405,15 @@ class WorkloadLedger(WorkloadRecords):
         self._has_header = False
 
     def _read_new_lines(self, descriptor: int) -> None:
-        """Read the locked file from where the last reading ended, and repair what is damaged."""
-        # A file that was rewritten without some of its lines has other bytes at this offset.
+        """Read the locked file from the end of the last reading, and repair damage."""
+        # If the file was rewritten, it has other bytes before this offset: read it from the beginning.
         before = os.pread(descriptor, len(self._last_line), self._offset - len(self._last_line))
         if before != self._last_line:
             self._reset()
         size = os.fstat(descriptor).st_size
         *lines, tail = _read_at(descriptor, self._offset, size).split(b"\n")
         if tail and (_is_json(tail) or not tail.startswith(_RECORD_START)):
-            # The process died between a record and the end of its line; or this is not a record.
+            # A process died before it wrote the end of the line, or this is not a record: end the line.
             os.pwrite(descriptor, b"\n", size)
             lines.append(tail)
         elif tail:
@@ -435,15 +436,14 @@ class WorkloadLedger(WorkloadRecords):
         self._blank(superseded)
 
     def _read_line(self, line: _Line, content: bytes, superseded: list[_Line]) -> str:
-        """Read one line. A quarantined line is blank, and a newer version's is left alone.
+        """Read one line; blank (quarantined) lines and lines of a newer version are skipped.
 
         Args:
-            line: Where it is.
-            content: Its bytes.
-            superseded: Gets the line that this one replaces.
+            line: The position of the line. content: The bytes of the line.
+            superseded: A list to which the line that this one replaces is added.
 
         Returns:
-            Why it is to be quarantined; an empty string otherwise.
+            Why the line must be quarantined; empty if it must not.
         """
         try:
             record = parse_line(content)
@@ -476,7 +476,7 @@ class WorkloadLedger(WorkloadRecords):
                     "line": content.decode("utf-8", "backslashreplace"),
                 }
                 quarantine.write(canonical(entry) + b"\n")
-            # all of them are on disk before the first one is blanked
+            # sync the copies to disk before the first line is blanked
             quarantine.flush()
             flush_file(quarantine.fileno())
         self._blank([line for line, _ in damaged])
@@ -512,7 +512,7 @@ def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
                 raise unwritable(path, error) from error
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise unwritable(path, OSError(errno.EINVAL, "it is not a regular file"))
-            # If it was replaced while this process waited, the locked file is no longer the ledger.
+            # If the file was replaced while this process waited, the locked one is no longer at `path`: try again.
             if _is_at(path, descriptor):
                 yield descriptor
                 return
@@ -526,7 +526,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _read_at(descriptor: int, start: int, end: int) -> bytes:
-    """Return the bytes of an open file from `start` to `end`, which one call may not read at once."""
+    """Return the bytes of an open file from `start` to `end`; a single `pread` may return fewer."""
     parts = []
     while part := os.pread(descriptor, end - start, start):
         parts.append(part)
@@ -553,10 +553,10 @@ def unwritable(path: Path, cause: OSError) -> StoreError:
 
 
 class TargetDescription(NamedTuple):
-    """The facts that all trials of one folder share: the content of its `about.json`.
+    """What all trials in a folder have in common: the content of its `about.json`.
 
     Attributes:
-        target: TVM's target as JSON; the order of CPU features (`mattr`) has no meaning.
+        target: TVM's target as JSON; the order of CPU features (`mattr`) does not matter.
         tvm: The identity of the TVM build.
         device: The class of the device: `kind` and `class`.
     """
@@ -572,11 +572,11 @@ class TargetDescription(NamedTuple):
 
     @property
     def threads(self) -> int | None:
-        """The number of threads that kernels were measured with; None for those of a GPU."""
+        """The thread count that kernels were measured with; None for a GPU."""
         return split_threads(self.target)[1]
 
     def is_near(self, other: TargetDescription) -> bool:
-        """Return whether the code is the same, and was measured with other threads or on another device."""
+        """Return whether both have the same code, but another thread count or device."""
         codes = [
             (split_threads(entry.to_json()["target"])[0], entry.tvm) for entry in (self, other)
         ]
@@ -588,12 +588,12 @@ class TargetDescription(NamedTuple):
 
     @property
     def machine_class(self) -> MachineClass:
-        """The TVM build and the device that the trials are from."""
+        """The TVM build and the class of device that measured the trials."""
         return MachineClass(self.tvm, self.device)
 
     @property
     def text(self) -> str:
-        """The target for people: kind, CPU, features, threads, TVM build, class of device."""
+        """A readable text: kind, CPU, features, threads, TVM build, class of device."""
         target = self.target
         chip = target.get("mcpu") or target.get("mtriple") or target.get("arch") or ""
         fields = [" ".join(str(field) for field in (target.get("kind", ""), chip) if field)]
@@ -618,7 +618,7 @@ class TargetDescription(NamedTuple):
         """Return the description in an `about.json`.
 
         Raises:
-            ValueError: It lacks a field, or one has another type.
+            ValueError: A field is missing or has a wrong type.
         """
         try:
             fields = {name: value[name] for name in cls._fields}
@@ -634,16 +634,16 @@ _DESCRIPTION: Final = TypeAdapter(TargetDescription)
 
 
 def target_key(target: Mapping[str, Json], tvm: str, device: Mapping[str, str]) -> str:
-    """Return the name of the folder for trials that may be compared with each other."""
+    """Return the name of a target's folder, in which all trials are comparable."""
     return TargetDescription(target, tvm, device).key
 
 
 class WorkloadDescription(NamedTuple):
-    """A workload for people. Unknown fields are empty.
+    """A readable description of a workload; unknown fields are empty.
 
     Attributes:
-        name: The name of the kernel in the model that was tuned first.
-        flops: Arithmetic operations of one call; None when not known.
+        name: The name of the kernel in the first model that was tuned with it.
+        flops: Arithmetic operations of one call; None if unknown.
         buffers: Its parameters, such as `float32[1×3×8×8]`.
     """
 
@@ -653,18 +653,18 @@ class WorkloadDescription(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Name and buffers; empty when nothing is known."""
+        """Name and buffers; empty if nothing is known."""
         return " ".join(field for field in (self.name, ", ".join(self.buffers)) if field)
 
     def to_json(self) -> Json:
-        """Return the known fields; an empty object when nothing is known."""
+        """Return the known fields; an empty object if nothing is known."""
         fields = {**self._asdict(), "buffers": list(self.buffers)}
         known = {name: value for name, value in fields.items() if value not in ("", None, [])}
         return {"name": self.name, **known} if known else {}
 
     @classmethod
     def from_json(cls, value: Json) -> WorkloadDescription:
-        """Return the fields of an object that have the right type; the others count as unknown."""
+        """Read the fields that have the right type; other fields count as unknown."""
         if not isinstance(value, dict):
             return cls()
         name, flops, buffers = (value.get(field) for field in cls._fields)
@@ -680,7 +680,7 @@ class Ledger:
     """The trials on one target: a folder with one file for each workload.
 
     Attributes:
-        repairs: A sentence for each damage that was found when the folder was opened.
+        repairs: A sentence for each repaired damage in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -691,7 +691,7 @@ class Ledger:
     def open(
         cls, root: Path, target: Mapping[str, Json], tvm: str, device: Mapping[str, str]
     ) -> Ledger:
-        """Return the ledger under `root` for a target, a TVM build and a class of devices.
+        """Open the ledger under `root` for a target, a TVM build and a class of devices.
 
         Raises:
             StoreError: The folder cannot be written.
@@ -708,17 +708,17 @@ class Ledger:
         return ledger
 
     def workload(self, key: str) -> WorkloadLedger:
-        """Return the trials of one workload, repaired where the file was damaged."""
+        """Open the file of one workload, and repair damage in it."""
         return WorkloadLedger(self.folder / f"{key}.jsonl")
 
     def description(self, key: str) -> WorkloadDescription:
-        """Return what is known of a workload."""
+        """Return the description of a workload; its fields are empty if unknown."""
         return WorkloadDescription.from_json(_read_json(self._note_path(key, "about")))
 
     def describe(self, key: str, description: WorkloadDescription, mod: str = "") -> None:
-        """Record what a workload is and, where it is known, its saved module.
+        """Record the description of a workload and its saved module, if given.
 
-        The first description stays, unless it came without the module or with another one.
+        A known description is replaced only if the given module is new or another one.
 
         Raises:
             StoreError: The notes cannot be written.
@@ -729,22 +729,22 @@ class Ledger:
         self._write_notes(key, description, mod)
 
     def adopt_description(self, key: str, description: WorkloadDescription, mod: str) -> None:
-        """Take over what another ledger says of a workload, if this one has nothing better.
+        """Import a workload's description and module from another ledger, if they are better than this one's.
 
-        Of two descriptions the same one stays in whatever order they come. Whoever uses the
-        module makes sure before that it is the workload's.
+        The result does not depend on the order of imports. The module is not checked here: whoever uses it must check
+        that it is the workload's.
 
         Args:
             key: The workload.
-            description: What the other ledger says.
-            mod: The saved module that came with it; empty when it came without.
+            description: The other ledger's description.
+            mod: The other ledger's saved module; may be empty.
 
         Raises:
             StoreError: The notes cannot be written.
         """
         known = self.description(key)
         if self.kernel(key):
-            # Only its name, for people, may differ; what a stranger says otherwise is not believed.
+            # The module is known, so only the readable name may be imported; other fields are not trusted.
             if mod and description._replace(name=known.name) == known != description:
                 self._write_notes(key, min(description, known), "")
             return
@@ -758,7 +758,7 @@ class Ledger:
         _write(self._note_path(key, "about"), document(description.to_json()))
 
     def kernel(self, key: str) -> str:
-        """Return the saved module of a workload; an empty string when the ledger lacks it."""
+        """Return the saved module of a workload; empty if the ledger lacks it."""
         try:
             return documents.read_file(self._note_path(key, "kernel")).decode()
         except (documents.Unreadable, UnicodeDecodeError):
@@ -769,10 +769,9 @@ class Ledger:
 
 
 def _put_description_right(folder: Path, description: TargetDescription) -> list[str]:
-    """Write the description of a folder, whose name is its digest; return what was wrong.
+    """Write a folder's description if it is missing or wrong; return a sentence for what was wrong.
 
-    A folder that was copied from another target is moved out of the way: its trials are not
-    comparable with those of this one.
+    A folder that was copied from another target is renamed, because its trials are not comparable with this target's.
     """
     path, repairs = folder / "about.json", []
     actual = _read_json(path)
@@ -798,7 +797,7 @@ def _is_text_list(value: Json) -> TypeGuard[list[str]]:
 
 
 def _read_json(path: Path) -> Json:
-    """Return the content of a note; an empty object when it is missing or damaged."""
+    """Return the content of a note; an empty object if it is missing or damaged."""
     try:
         return documents.read_json(documents.read_file(path))
     except documents.Unreadable:
@@ -820,7 +819,7 @@ class MachineClass(NamedTuple):
 
 
 def this_machine_class() -> MachineClass:
-    """Return the class of the trials that this machine's CPU makes with the installed TVM."""
+    """Return the machine class of this machine's CPU with the installed TVM."""
     return MachineClass(
         packages.identity("apache-tvm"), {"kind": "cpu", "class": read_host().model}
     )

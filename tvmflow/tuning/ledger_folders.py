@@ -1,7 +1,7 @@
-"""Access to a whole ledger: its target folders, their workloads and trials.
+"""Read, check and prune a whole ledger: its target folders, their workloads and trials.
 
-Reading takes no lock and writes nothing, so it also works on another store's ledger, on one
-that is in use and on one that may not be written.
+Reading takes no lock and writes nothing, so it also works on the ledger of another store, on a ledger in use, and on
+a read-only ledger.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TargetFolder(NamedTuple):
 
     Attributes:
         path: The folder; its name is the target's key.
-        description: Its `about.json`; None when that cannot be trusted.
-        problem: The reason why it cannot be trusted; otherwise empty.
+        description: The content of `about.json`; None if it cannot be trusted.
+        problem: The reason why `about.json` cannot be trusted; empty if it can.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class TargetFolder(NamedTuple):
         return Ledger(self.path)
 
     def workload_files(self, prefixes: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
-        """Yield key and file of each workload, or of workloads whose key has a prefix."""
+        """Yield (key, file) of each workload, or of those whose key has one of `prefixes`."""
         for path in sorted(self.path.glob("*.jsonl")):
             key = path.name.removesuffix(".jsonl")
             is_named = WORKLOAD_KEY.fullmatch(key) and key.startswith(tuple(prefixes) or "")
@@ -77,7 +77,7 @@ class TargetFolder(NamedTuple):
 
 
 def list_target_folders(root: Path, prefixes: Sequence[str] = ()) -> list[TargetFolder]:
-    """Return the target folders of a ledger, or folders whose key has one of `prefixes`.
+    """Return the target folders of a ledger, or those whose key has one of `prefixes`.
 
     Raises:
         UsageError: No target has a key with one of the prefixes.
@@ -108,14 +108,14 @@ def _open(path: Path) -> TargetFolder:
 
 
 class RecordsFile(NamedTuple):
-    """The usable records of a workload's file, and a problem for each line that cannot be used."""
+    """The usable records of a workload's file, and a sentence for each unusable line."""
 
     records: WorkloadRecords
     problems: list[str]
 
 
 def read_records(path: Path) -> RecordsFile:
-    """Return all records in a workload's file; a file that was removed meanwhile has none."""
+    """Read all records in a workload's file; a missing file has none."""
     records = WorkloadRecords()
     problems = []
     for number, line in enumerate(read_lines(path), 1):
@@ -125,14 +125,14 @@ def read_records(path: Path) -> RecordsFile:
                 return RecordsFile(WorkloadRecords(), [describe_copy(path, record)])
             records.keep(record)
         except ValueError as error:
-            # A last line without an end is being written.
+            # A last line without a line end is still being written.
             if line.endswith(b"\n"):
                 problems.append(f"{path}:{number}: {error}")
     return RecordsFile(records, problems)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file one by one, those of a damaged file in parts; none without such a file."""
+    """Yield the lines of a file; overlong lines are split. Yields nothing if there is no such file."""
     if not path.is_file():
         # opening a pipe would wait forever
         return
@@ -152,8 +152,8 @@ class LedgerCheck(NamedTuple):
     """The result of a check.
 
     Attributes:
-        findings: A sentence with its location for each problem.
-        unusable_targets: How many folders are left out of exports, because their description is wrong.
+        findings: A sentence with location for each problem.
+        unusable_targets: How many folders have a wrong description, so that exports leave them out.
     """
 
     targets: int
@@ -165,15 +165,15 @@ class LedgerCheck(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """True if every trial can be used (an incomplete last line never was a trial)."""
+        """True if every trial can be used (an incomplete last line does not count as a trial)."""
         return not self.quarantined and not self.unusable_targets
 
 
 def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
-    """Read every line of every workload and repair what is damaged, as a tuning would.
+    """Read every line of every workload, and repair damage as a tuning does.
 
-    It also quarantines trials of another TVM build than their folder's, and reports folders
-    whose description is wrong; the trials in those are not touched.
+    It also quarantines trials whose TVM build is not their folder's. It reports folders with a wrong description, and
+    does not touch the trials in them.
     """
     workloads = trials = quarantined = unusable_targets = 0
     findings = []
@@ -209,7 +209,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:
-    """Return a sentence for each thing with a workload's name that is not a file: it can hold no records."""
+    """Return a sentence for each path with a workload's name that is not a regular file."""
     return [
         f"{path}: it is not a regular file, and no tuning can use it; remove it"
         for path in sorted(folder.path.glob("*.jsonl"))
@@ -218,13 +218,13 @@ def _find_irregular_files(folder: TargetFolder) -> list[str]:
 
 
 class PruneCriteria(NamedTuple):
-    """The criteria for trials to remove, which match all criteria that are set.
+    """The criteria for trials to remove: a trial must match all criteria that are set.
 
     Attributes:
-        keep_best: Keep this many of each workload's fastest trials, and all failures.
-        failed: Remove only failures; with `keep_best`, failures and all but the best.
+        keep_best: Keep this many of each workload's fastest trials, and all failures; remove the others.
+        failed: Remove only failures; together with `keep_best`, failures and all but the best trials.
         older_than_days: Remove only older trials.
-        other_tvm: Remove only what another TVM build measured than the installed one.
+        other_tvm: Remove only trials measured with a TVM build other than the installed one.
     """
 
     keep_best: int | None = None
@@ -234,10 +234,10 @@ class PruneCriteria(NamedTuple):
 
 
 class PruneResult(NamedTuple):
-    """The trials of one workload that were removed, or would be.
+    """The trials of one workload that were removed, or with a dry run would be.
 
     Attributes:
-        skip_reason: The reason why none was removed; otherwise empty.
+        skip_reason: The reason why no trial was removed; otherwise empty.
     """
 
     target: str
@@ -305,7 +305,7 @@ def _select(trials: Sequence[Trial], criteria: PruneCriteria) -> list[Trial]:
 
 
 def _remove(folder: TargetFolder, key: str, trials: Sequence[Trial]) -> str:
-    """Remove trials of a workload; return the reason when they cannot be removed."""
+    """Remove trials of a workload; return why they cannot be removed, or an empty string."""
     ledger = folder.ledger.workload(key)
     try:
         with ledger.exclusive_search(wait=False):
@@ -316,7 +316,7 @@ def _remove(folder: TargetFolder, key: str, trials: Sequence[Trial]) -> str:
     return ""
 
 
-# How canonical records look: enough to count them without parsing their traces.
+# Patterns of canonical records, to count them without parsing their traces.
 _SUCCEEDED: Final = b'{"failure":null,'
 _FAILED: Final = b'{"failure":{'
 _WHEN: Final = re.compile(rb'"v":\d+,"when":"([0-9T:.+-]+)"\}\n?$')
@@ -329,7 +329,7 @@ _SHOWN_KEYS: Final = 5
 
 
 class WorkloadSummary(NamedTuple):
-    """Counts of one workload: `best_s` and `spread` are those of its fastest trial."""
+    """Counts of one workload; `best_s` and `spread` are of its fastest trial."""
 
     key: str
     description: WorkloadDescription
@@ -343,7 +343,7 @@ class WorkloadSummary(NamedTuple):
 
 
 class TargetSummary(NamedTuple):
-    """Counts of one target; `first` and `last` are the times of its trials (ISO 8601)."""
+    """Counts of one target; `first` and `last` are the times of its first and last trial (ISO 8601)."""
 
     key: str
     description: Json
@@ -388,7 +388,7 @@ def _size(path: Path) -> int:
 def summarize_workloads(
     folder: TargetFolder, *, with_best: bool = True
 ) -> Iterator[WorkloadSummary]:
-    """Yield the counts of each workload; `with_best` also its best time and its description."""
+    """Yield the counts of each workload; with `with_best` also its best time and description."""
     for key, path in folder.workload_files():
         counter = _LineCounter(with_best)
         for line in read_lines(path):
@@ -400,7 +400,7 @@ def summarize_workloads(
 
 
 class _LineCounter:
-    """Counts the lines of a file; only those that are not canonical records are parsed."""
+    """Counts the records of a file; only lines that are not canonical are parsed."""
 
     def __init__(self, with_best: bool) -> None:
         self._with_best = with_best
@@ -454,7 +454,7 @@ class WorkloadTrials(NamedTuple):
 
 
 def find_workload_trials(root: Path, key: str, targets: Sequence[str] = ()) -> list[WorkloadTrials]:
-    """Return the trials of the workload whose key starts with `key`, for each target that has some.
+    """Return the trials of the workload whose key starts with `key`, for each target that has it.
 
     Raises:
         UsageError: No workload has such a key, or several have.
@@ -485,9 +485,9 @@ def read_workload_trials(folder: TargetFolder, key: str, path: Path) -> Workload
 
 
 def format_trace(trace: Json) -> list[str]:
-    """Return a trace, one instruction a line: `v1, v2 = SamplePerfectTile(l0, 2, 64) -> [4, 16]`.
+    """Format a trace, one instruction per line: `v1, v2 = SamplePerfectTile(l0, 2, 64) -> [4, 16]`.
 
-    The decision stands after the arrow. TVM names neither operands nor attributes.
+    The arrow is followed by the decision. Operands and attributes have no names in TVM.
     """
     try:
         instructions, decisions = trace
@@ -498,10 +498,10 @@ def format_trace(trace: Json) -> list[str]:
             for index, (kind, operands, attributes, results) in enumerate(instructions)
         ]
     except (ValueError, TypeError):
-        # An imported record may hold something that is not a trace of TVM: shown verbatim.
+        # An imported record may contain something other than a trace of TVM: show it verbatim.
         return [json.dumps(trace)]
 
 
 def _format_operand(value: Json) -> str:
-    """Return a variable or an attribute; operands that are strings are quoted in the trace already."""
+    """Format a variable or an attribute; strings are already quoted in the trace."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -48,7 +48,7 @@ from tvmflow.tuning.workloads import normalize, workload_key
 # Each call of a scheduled kernel is compared with the same kernel without a schedule.
 #
 # One run of the model suffices: TVM's virtual machine calls back before and after each kernel and passes its
-# operands. Both kernels get the same operands, so errors in its inputs do not count against the kernel.
+# operands. Both kernels get the same operands, so errors in a kernel's inputs do not count against the kernel.
 
 
 _CONTINUE: Final = 0

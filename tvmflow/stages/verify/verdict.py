@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from tvmflow.core.types import Json
 
-# The arithmetic of a model, which its tolerance is for.
+# The arithmetic of a model, which determines its tolerance.
 FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"
 FLOAT16_SUMS: Final = "float16 sums"
@@ -25,11 +25,11 @@ SMALLEST_NORMAL: Final = 2.0**-126
 """The smallest normal float32 value: CPUs may flush smaller values to 0."""
 
 ZEROS: Final = "zeros"
-"""Zeros would pass for an output."""
+"""An output of only zeros would pass the check."""
 INPUTS: Final = "inputs"
-"""One batch's output would pass for every batch: a library may ignore its inputs."""
+"""The output of one batch would pass for every batch, so a library that ignores its inputs would pass."""
 ANYTHING: Final = "anything"
-"""An output is empty in every batch."""
+"""The output is empty in every batch, so any library would pass."""
 
 
 class _Seconds(TypedDict):
@@ -47,10 +47,10 @@ class Latency(_Seconds, total=False):
 
 
 class Speedup(TypedDict):
-    """The speedup of the library over another subject, such as the untuned model, interleaved.
+    """The speedup of the library over another subject, such as the untuned model, measured interleaved.
 
-    `low` and `high` are the confidence interval of the `median` of `pairs` pairs. `is_slower` means that the library is
-    slower beyond the noise.
+    `median` is of `pairs` pairs, and `low` and `high` are its confidence interval. `is_slower` means that the
+    library is slower beyond the noise.
     """
 
     median: float
@@ -61,9 +61,9 @@ class Speedup(TypedDict):
 
 
 def shown_latency(library_s: float, speedup: Speedup) -> float:
-    """Return the seconds of a peer, scaled to the library's shown latency.
+    """Return the seconds to show for another subject: the library's seconds times the measured ratio.
 
-    The interleaved ratio is independent of other load on the machine, unlike the medians of separate measurements.
+    The interleaved ratio does not depend on other load on the machine, unlike medians of separate measurements.
     """
     return library_s * speedup["median"]
 
@@ -75,10 +75,11 @@ class _Shares(TypedDict):
 
 
 class Profile(_Shares, total=False):
-    """The shares of kernels in the latency of the library, from the median seconds of `rounds`.
+    """The shares of kernels in the library's latency, from the median seconds of several rounds.
 
-    `kernels` has the share of each kernel, the largest first, `rules` that of each schedule rule, and `without_rule`
-    that of each kernel that no rule fits. `between_kernels` is the rest of the call.
+    `kernels` has the share of each kernel, the largest first, `rules` the share of each schedule rule, and
+    `without_rule` the share of each kernel without a schedule rule. `between_kernels` is the remaining share of the
+    call.
     """
 
     between_kernels: float
@@ -89,7 +90,7 @@ _Limits = TypedDict("_Limits", {"for": str, "rtol": float, "atol": float})
 
 
 class AllowedDifference(_Limits, total=False):
-    """The tolerance of a verdict (see `comparison.Tolerance`), and the arithmetic that it is `for`."""
+    """The tolerance of a verdict (see `comparison.Tolerance`), and the arithmetic it is `for`."""
 
     of_largest: float
     of_slice: float
@@ -108,26 +109,26 @@ class ScaledSlice(TypedDict):
 
 
 class OutputComparison(TypedDict, total=False):
-    """An output compared with the reference's; values that JSON lacks (infinity, NaN) are text.
+    """The comparison of an output with the reference's; infinity and NaN are text, which JSON lacks.
 
     Attributes:
         shape: The actual and the expected shape if they differ; no other field is present then.
-        incomparable: The problem of the reference's output; no other field is present then.
-        atol: The absolute tolerance; the largest one if elements differ in it.
+        incomparable: Why the reference's output cannot be compared with; no other field is present then.
+        atol: The absolute tolerance; the largest one if elements have different ones.
         max_rel_error_above_atol: The largest relative error of the elements whose error exceeds atol.
-        error_of_largest: The largest absolute error, relative to the output's largest absolute value.
-        rms_error: The root mean square of all errors, relative to that of the output.
-        cosine_similarity: The similarity of both outputs as vectors; absent if one is zero.
-        scale: The factor that brings the reference's output closest to the library's (least squares).
-        best_class_agreement: The share of samples with the same largest element; only for lists of scores.
-        exceeded: The exceeded limits for all elements together: `rms`, `scale`.
-        worst: The index and both values of the element with the largest error out of tolerance.
+        error_of_largest: The largest absolute error, relative to the output's largest absolute value. rms_error:
+        The root mean square error, relative to the root mean square of the output.
+        cosine_similarity: The cosine similarity of both outputs as vectors; absent if one is zero.
+        scale: The least-squares factor from the reference's output to the library's.
+        best_class_agreement: The share of samples with the same argmax; only for scores of classes.
+        exceeded: The exceeded limits on all elements together, by name: `rms`, `scale`.
+        worst: The index and both values of the mismatched element with the largest error.
         undetected: A wrong library that would pass: it returns `zeros`, ignores its `inputs`, or returns `anything`.
         classes: The number of classes that an index selects from.
-        reached: The number of different indices in the samples.
-        ties: The number of differing indices whose scores are equal within their errors.
-        seen: The delivered library has this input of an index in its memory, bit for bit.
-        is_missing: The delivered library lacks it, although it computes the tensor with the same kernels.
+        reached: How many different indices the samples give.
+        ties: How many indices differ only because their scores are equal within errors.
+        seen: Whether the delivered library has this argmax input in its memory, bit for bit.
+        is_missing: Whether the delivered library lacks it, although it computes the tensor with the same kernels.
     """
 
     passed: bool
@@ -157,7 +158,7 @@ class OutputComparison(TypedDict, total=False):
 
 
 def largest(values: Iterable[float | str]) -> float | None:
-    """Return the largest of some values, which JSON may have as text; None if one is not finite."""
+    """Return the largest value; None if there is none, or if one is infinite or NaN (possibly as text)."""
     numbers = list(map(float, values))
     return max(numbers) if numbers and all(map(math.isfinite, numbers)) else None
 
@@ -172,9 +173,9 @@ class LayersComparison(TypedDict, total=False):
         allowed_steps: The allowed error of an element in quantization steps.
         wrong: Tensors above the allowed error, by name: the error in steps, and the number of elements.
         scaled: Tensors with a scaled channel, by name.
-        outputs: The outputs, computed from the last of these tensors.
-        is_reproduced: The library computes the same bits as the same kernels compiled again.
-        not_compared: The reason why they are not compared; only `passed` is present then.
+        outputs: The float outputs, computed from the reference's last rounded tensors.
+        is_reproduced: Whether compiling the same kernels again gives the same bits as the library.
+        not_compared: The reason why layers are not compared; apart from it, only `passed` is present then.
     """
 
     passed: bool
@@ -190,7 +191,7 @@ class LayersComparison(TypedDict, total=False):
 
 
 class CallVerdict(TypedDict, total=False):
-    """The verdict on one call of a library; `failure` in place of `outputs` if it cannot be called."""
+    """The verdict on one call of a library; `failure` replaces `outputs` if the call fails."""
 
     passed: bool
     outputs: dict[str, OutputComparison]
@@ -201,9 +202,9 @@ class SizeVerdict(CallVerdict, total=False):
     """The verdict on a library at some sizes of its dimensions, on random inputs.
 
     Attributes:
-        is_repeatable: False if it computes other bits after calls with other sizes; absent otherwise.
-        latency_s: Seconds of a call; absent if the library cannot be timed.
-        fixed_speedup: The speedup over an untuned fixed-shape library, if there was one.
+        is_repeatable: False if results change after calls with other sizes or with other threads; absent otherwise.
+        latency_s: Seconds per call; absent if the library cannot be timed.
+        fixed_speedup: The speedup over an untuned fixed-shape library, if it was measured.
     """
 
     sizes: dict[str, int]
@@ -214,14 +215,14 @@ class SizeVerdict(CallVerdict, total=False):
 
 
 class DrawVerdict(CallVerdict, total=False):
-    """The verdict on further random inputs, with the outputs that have a scaled channel."""
+    """The verdict on additional random inputs, and the outputs with a scaled channel."""
 
     inputs: str
     scaled: dict[str, ScaledSlice]
 
 
 class Exercise(TypedDict):
-    """The share of elements that take each branch of a piecewise operator in the reference."""
+    """The share of elements in each branch of a piecewise operator, in the reference."""
 
     node: str
     operator: str
@@ -229,7 +230,7 @@ class Exercise(TypedDict):
 
 
 class SweepVerdict(TypedDict):
-    """The verdict on a library at many sizes, where only outputs are compared.
+    """The verdict on a library at many sizes, at which only outputs are compared.
 
     Attributes:
         coverage: The covered sizes of each dimension.
@@ -245,13 +246,13 @@ class _Named(TypedDict):
 
 
 class ComparedRuntime(_Named, total=False):
-    """Another runtime: compared with the reference, and measured interleaved with the library.
+    """Another runtime, compared with the reference and measured interleaved with the library.
 
     Attributes:
         outputs: Its outputs in timed calls, compared with the reference's; absent without a reference.
         library: The latency of the library in the same interleaved measurement.
-        speedup: The speedup of the library over it.
-        not_timed: The reason why it was not timed; only `name` is present then.
+        speedup: The speedup of the library over this runtime.
+        not_timed: The reason why it was not timed; apart from it, only `name` is present then.
     """
 
     outputs: dict[str, OutputComparison]
@@ -261,7 +262,7 @@ class ComparedRuntime(_Named, total=False):
     not_timed: str
 
 
-# The gates of a recipe, by their fields of `verify`.
+# The gates of a recipe: fields of `verify`.
 LATENCY: Final = "max_latency"
 MEMORY: Final = "max_memory"
 SIZE: Final = "max_size"
@@ -272,15 +273,15 @@ GateState = Literal["passed", "failed", "within the noise", "not measured"]
 
 
 class GateResult(TypedDict, total=False):
-    """A limit of the recipe, and the measured value: seconds, bytes, or a ratio.
+    """A limit of the recipe and the measured value, in seconds, bytes, or as a ratio.
 
     Attributes:
-        value: The measured value, a median if it varies.
+        value: The measured value; the median if it varies.
         low: The lower limit of its confidence interval.
         high: The upper limit.
         count: The number of measurements; absent if the value does not vary.
-        state: Values `within the noise` of the limit pass; gates that are `not measured` fail.
-        note: The parts of memory, the compared runtime, or the reason why it is not measured.
+        state: `passed`, `failed`, `within the noise` of the limit (passes), or `not measured` (fails).
+        note: What the memory consists of, the compared runtime, or why it is not measured.
     """
 
     limit: float
@@ -293,7 +294,7 @@ class GateResult(TypedDict, total=False):
 
 
 class ImageComparison(TypedDict):
-    """The preprocessing of images, compared with Pillow's; `against` is empty if Pillow is not installed."""
+    """Image preprocessing compared with Pillow's; `against` is empty if Pillow is not installed."""
 
     passed: bool
     against: str
@@ -302,7 +303,7 @@ class ImageComparison(TypedDict):
 
 
 class PartVerdict(TypedDict, total=False):
-    """The verdict on a part of a model by itself, or on a second library beside the delivered one."""
+    """The verdict on a part of a model, or on a second library such as the one for TVM's VM."""
 
     outputs: dict[str, OutputComparison]
     latency: Latency
@@ -314,13 +315,13 @@ class _Passed(TypedDict):
 
 
 class DeliveryVerdict(_Passed, total=False):
-    """The verdict on an output that was loaded in a new process, as users load it, with a verified sample.
+    """The verdict on an output loaded in a new process, as users do, and run on a verified sample.
 
     Attributes:
-        is_equal: It computes the same bits; absent if it is not run.
+        is_equal: Whether it computes the same bits as the verified library; absent if it is not run.
         outputs: The comparison of each output with the verified library's if bits differ.
         failure: The reason why it cannot be loaded or called.
-        not_run: The reason why no process of this machine loads it.
+        not_run: The reason why no process on this machine can load it.
     """
 
     is_equal: bool
@@ -335,16 +336,16 @@ class _Steps(_Passed):
 
 
 class StatesVerdict(_Steps, total=False):
-    """The verdict on `steps` steps with states, compared with calls that take the states as inputs.
+    """The verdict on `steps` session steps, compared with calls that take the states as inputs.
 
-    `length` is the length of the growing states after these steps, and `failure` is the problem.
+    `length` is the length of growing states after these steps; `failure` is the problem, if any.
     """
 
     failure: str
 
 
 class IsaLevelVerdict(TypedDict, total=False):
-    """The verdict on the code for one ISA level; `sizes` has the wrong sizes only."""
+    """The verdict on the code for one ISA level; `sizes` has only sizes with wrong results."""
 
     ran_on: str
     outputs: dict[str, OutputComparison]
@@ -361,26 +362,28 @@ class _Judged(TypedDict):
 
 
 class Verdict(_Judged, total=False):
-    """Everything that was verified of a library, and the reasons why it is rejected.
+    """The results of all checks of a library, and whether it passes.
 
     Attributes:
         samples: The number of samples or random batches.
-        added_samples: The number of last samples that were added to reach more elements of an index.
-        random_inputs: The distribution of unusual random inputs.
+        added_samples: How many samples, the last ones, were added to reach more values of an index.
+        random_inputs: The distribution of random inputs; absent for the usual one.
         reference_note: The reason why the reference is not the framework itself.
-        index_inputs: The tensors that go into an index.
-        layers: Present if the outputs of a quantized model are too inexact to detect a wrong layer.
-        vm: The verdict on a further library for TVM's virtual machine, which other outputs are made of.
+        index_inputs: The comparisons of argmax inputs.
+        layers: The comparison of layers; present if a quantized model's outputs differ too much to detect a wrong
+            layer.
+        vm: The verdict on the library for TVM's virtual machine, if some outputs are made from it.
         fallback: The verdict on the code for browsers without WebGPU.
-        float_error: The root mean square difference from the float model's outputs, relative to these.
-        ran_on: The machine or emulator, if not this process.
-        latency: The library, the same model `untuned`, and the `reference`.
+        float_error: The root mean square difference from the float model's outputs, relative to their root mean
+            square.
+        ran_on: The machine or emulator that ran the library; absent for this process.
+        latency: The latencies of the `library`, of the `untuned` model, and of the `reference`.
         compared: Other runtimes, by their names in a recipe.
-        at: The sizes of the dimensions at which everything is verified; `sizes` and `swept` have others.
-        sizes_left_out: A sentence for each combination of sizes that is too large.
-        threads: Whether the bits are the same with other thread counts.
+        at: The tuning sizes, at which everything is verified; `sizes` and `swept` have further sizes.
+        sizes_left_out: A sentence for each combination of sizes that is too large to verify.
+        threads: For each other thread count, whether the bits are the same.
         draws_left_out: A sentence for each useless draw.
-        exercises_not_observed: The reference, if it does not observe branches.
+        exercises_not_observed: The name of the reference, if it cannot observe branches.
         unexercised: A phrase for each branch that no input reaches.
     """
 
@@ -428,7 +431,7 @@ class Verdict(_Judged, total=False):
 
 
 def list_compared(*verdicts: Mapping[str, Any]) -> list[OutputComparison]:
-    """Return the comparisons of all outputs of some verdicts, and of inputs of indices."""
+    """Return the comparisons of all outputs and argmax inputs in some verdicts."""
     return [
         comparison
         for verdict in verdicts
@@ -438,7 +441,7 @@ def list_compared(*verdicts: Mapping[str, Any]) -> list[OutputComparison]:
 
 
 def list_measured(verdict: Verdict) -> list[Mapping[str, Any]]:
-    """Return a verdict, and its verdicts on sizes, ISA levels and a fallback."""
+    """Return a verdict and the verdicts in it on sizes, ISA levels and a fallback."""
     others = (*verdict.get("sizes", ()), *verdict.get("levels", {}).values())
     return [verdict, *others, verdict.get("fallback", {})]
 
@@ -449,12 +452,12 @@ def largest_error(*verdicts: Mapping[str, Any]) -> float | None:
 
 
 def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
-    """Return the verdicts at all sizes, the smallest sizes first."""
+    """Return the verdicts on all sizes, sorted by size."""
     return sorted(verdict.get("sizes", ()), key=lambda entry: [*entry["sizes"].values()])
 
 
 def find_fixed_latency(entry: SizeVerdict) -> float | None:
-    """Return the formatted latency of a fixed-shape library; None if there was none."""
+    """Return the seconds per call of the fixed-shape library; None if it was not measured."""
     speedup = entry.get("fixed_speedup")
     return shown_latency(entry["latency_s"], speedup) if speedup else None
 
@@ -463,12 +466,12 @@ QUANTIZED_MODEL: Final = "the quantized model"
 
 
 def compared_with(verdict: Verdict) -> str:
-    """Return the name of a library's reference."""
+    """Return the name of the reference that outputs were compared with; may be empty."""
     return QUANTIZED_MODEL if "float_error" in verdict else verdict.get("reference", "")
 
 
-# The fields that verdict.json keeps of a library that passed: True an unchanged value, "*" each value of a mapping or
-# list.
+# The fields that verdict.json keeps if a library passed. True keeps a value unchanged; "*" stands for each value of
+# a mapping or list.
 _OUTPUTS: Final = {"*": {"passed": True, "undetected": True, "seen": True}}
 _LEVEL: Final = {"outputs": _OUTPUTS, "index_inputs": _OUTPUTS, "not_verified": True}
 _ALWAYS: Final = {"passed": True, "against": True, "gates": {"*": {"limit": True}}}
@@ -499,9 +502,9 @@ _WITH_REFERENCE: Final = {
 
 
 def verdict_without_measurements(verdict: Verdict) -> Verdict:
-    """Return the verdict on a library that passed, without values that depend on the machine or the run.
+    """Return a passed verdict without the values that depend on the machine or the run.
 
-    These include errors and accuracy, because another CPU makes the reference accumulate in another order.
+    Errors and accuracy are such values, because the reference accumulates in another order on another CPU.
     """
     lasting = _select(verdict, _WITH_REFERENCE if "reference" in verdict else _ALWAYS)
     if "samples" in lasting:
@@ -510,7 +513,7 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
 
 
 def _select(value: Any, kept: Any) -> Any:
-    """Return the fields of a value that a table keeps."""
+    """Return the fields of a value that `kept` selects."""
     if kept is True:
         return value
     if isinstance(value, list):

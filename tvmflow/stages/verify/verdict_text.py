@@ -1,4 +1,4 @@
-"""The text of a verdict: reports, the reasons why a library is rejected, and undetectable faults."""
+"""Text for verdicts: reports, the reasons for a rejection, and warnings about weak checks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LATENCY_COLUMNS: Final[tuple[str, ...]] = ("median", "mean", "min", "max", "std
 
 
 def describe(facts: Verdict, inputs: KnownFacts) -> list[str]:
-    """Return how outputs agree, the accuracy, and the latencies."""
+    """Return lines about how outputs agree, the accuracy and the latencies."""
     try:
         return _describe(facts)
     except KeyError as error:
@@ -131,7 +131,7 @@ def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
 
 
 def _describe_sizes(facts: Verdict) -> Iterator[str]:
-    """Yield a table of the sizes at which a library with dimensions was verified."""
+    """Yield a table of the sizes at which a library with dynamic shapes was verified."""
     sizes = sort_sizes(facts)
     if sizes:
         width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
@@ -162,7 +162,7 @@ def _describe_sizes(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
-    """Return the latency of a library with dimensions relative to libraries of one size, over all sizes."""
+    """Return the latency of a dynamic-shape library relative to fixed-shape ones, over all sizes."""
     ratios = {
         sizes_text(entry["sizes"]): 1 / entry["fixed_speedup"]["median"]
         for entry in sizes
@@ -176,7 +176,7 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
 
 
 def _explain_exercises(facts: Verdict) -> Iterator[str]:
-    """Yield the share of each branch of a piecewise operator, and which inputs were not compared."""
+    """Yield the mean share of each branch of piecewise operators, and the inputs left out."""
     yield from facts.get("draws_left_out", ())
     if "exercises_not_observed" in facts:
         yield f"{facts['exercises_not_observed']} does not say which branches of the model the inputs reach"
@@ -194,7 +194,7 @@ def _explain_exercises(facts: Verdict) -> Iterator[str]:
 
 
 def _size_error(entry: SizeVerdict) -> str:
-    """Return the largest error at some sizes, in capitals where it is too large."""
+    """Return the largest error at some sizes, after `WRONG` if the check failed."""
     error = largest_error(entry)
     text = "" if error is None else f"{error:.2g}"
     return text if entry["passed"] else f"WRONG {text}".rstrip()
@@ -205,7 +205,7 @@ def _latency_cell(seconds: float | None) -> str:
 
 
 def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
-    """Yield how tensors that go into an index agree, where they were seen, and the classes reached."""
+    """Yield how argmax inputs agree, where they were compared, and how many classes were reached."""
     for name, tensor in facts.get("index_inputs", {}).items():
         if not tensor["passed"]:
             continue
@@ -226,7 +226,7 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_deliveries(facts: Verdict) -> Iterator[str]:
-    """Yield the outputs that were loaded as users do, and the others."""
+    """Yield the outputs that were loaded in new processes, and those that could not be."""
     texts: dict[str, list[str]] = {}
     for output, delivery in facts.get("deliveries", {}).items():
         if "not_run" in delivery:
@@ -259,7 +259,7 @@ def _describe_image(name: str, comparison: ImageComparison) -> str:
 
 
 def _describe_agreement(comparison: OutputComparison) -> Iterator[str]:
-    """Yield the errors of an output, and how well it agrees on the whole."""
+    """Yield the errors of an output, and figures about its overall agreement."""
     yield (
         f"largest error: absolute {float(comparison['max_abs_error']):.2g}, "
         f"relative {float(comparison['max_rel_error']):.2g}"
@@ -312,7 +312,7 @@ def _describe_latency(facts: Verdict) -> list[str]:
 def _scale_latency(
     row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
 ) -> Latency:
-    """Return the latency of a peer, scaled to the library's shown one."""
+    """Return the latency of another subject, scaled to the library's shown latency."""
     if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
@@ -321,7 +321,7 @@ def _scale_latency(
 
 
 def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
-    """Yield how much faster the library is than another runtime, or why unknown, and if that agrees."""
+    """Yield the speedup over another runtime, or why it is unknown, and whether that runtime agrees."""
     if "not_timed" in runtime:
         yield f"{runtime['name']} is not timed: {runtime['not_timed']}"
         return
@@ -334,7 +334,7 @@ def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str
 
 
 def _describe_speedup(speedup: Speedup) -> Iterator[str]:
-    """Yield the speedup over the untuned library; a tuned library that is slower stands out."""
+    """Yield the speedup over the untuned library, in capitals if the tuned one is slower."""
     text = _speedup_text(speedup, _UNTUNED)
     if speedup["is_slower"]:
         text = f"SLOWER THAN UNTUNED: {text}; `--minutes 0` delivers the untuned library"
@@ -350,7 +350,7 @@ def _speedup_text(speedup: Speedup, subject: str) -> str:
 
 
 def _describe_profile(profile: Profile) -> Iterator[str]:
-    """Yield the kernels that no schedule rule fits, with their shares of the time."""
+    """Yield the kernels without a schedule rule, with their shares of the time."""
     if shares := profile["without_rule"]:
         names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
         verb = "takes" if len(shares) == 1 else "take"
@@ -361,7 +361,7 @@ def _describe_profile(profile: Profile) -> Iterator[str]:
 
 
 def explain(facts: Verdict) -> list[str]:
-    """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
+    """Return lines with the tolerance, the reached branches, and the share of time of each rule."""
     lines = [*_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
     lines += _explain_exercises(facts)
     profile = facts.get("profile")
@@ -380,7 +380,7 @@ def explain(facts: Verdict) -> list[str]:
 
 
 def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
-    """Yield how far elements may differ, and an output as a whole."""
+    """Yield the tolerance of single elements, and that of an output as a whole."""
     shares = {
         "an output's largest value": tolerance.get("of_largest"),
         "the largest value of its rows, columns or channels": tolerance.get("of_slice"),
@@ -410,13 +410,13 @@ _SUBNORMAL_TEXT: Final = (
 _ZERO_INDEX_TEXT: Final = (
     "is an index that is 0 for all inputs, so that a library that never computes it would pass"
 )
-# A wrong tail is wrong at many sizes.
+# A wrong tail fails at many sizes: name no more than this many.
 _MAX_SWEPT: Final = 3
 _INPUTS_ADVICE: Final = "give inputs that the model is made for (inputs.NAME.range, verify.data)"
 
 
 def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
-    """Return a sentence for everything that is wrong with a model and its parts."""
+    """Return a sentence for each failed check of a library, its parts and variants."""
     reference = compared_with(verdict)
     failures = list_mismatches(verdict.get("outputs", {}), reference)
     failures += _list_wrong_index_inputs(verdict, reference)
@@ -463,7 +463,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
-    """Yield a sentence for every tensor that goes into an index and is wrong."""
+    """Yield a sentence for every wrong argmax input."""
     for name, tensor in verdict.get("index_inputs", {}).items():
         subject = _index_input(name)
         if tensor.get("is_missing"):
@@ -475,7 +475,7 @@ def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str)
 
 
 def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[str]:
-    """Yield a sentence for everything that is wrong at some sizes of the dimensions."""
+    """Yield a sentence for each failed check at some sizes of dynamic dimensions."""
     for entry in sizes:
         where = sizes_text(entry["sizes"])
         if "failure" in entry:
@@ -487,7 +487,7 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
 
 
 def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence for every output that differs in a new process from the verified library."""
+    """Yield a sentence for every output that fails in a new process."""
     for output, delivery in verdict.get("deliveries", {}).items():
         if delivery["passed"]:
             continue
@@ -497,7 +497,7 @@ def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
-    """Yield a sentence for everything that is wrong for random inputs beside the usual ones."""
+    """Yield a sentence for each failed check with additional random inputs."""
     for entry in verdict.get("draws", ()):
         if "failure" in entry:
             yield f"fails for {entry['inputs']}: {entry['failure']}"
@@ -529,7 +529,7 @@ def _describe_scaled(scaled: ScaledSlice) -> str:
 
 
 def describe_fix(verdict: Verdict) -> str:
-    """Return the remedy for a rejected library: tolerances are of use only where outputs differ."""
+    """Return remedies for a rejected library; tolerances are suggested only if outputs differ."""
     others = (*verdict.get("parts", {}).values(), verdict.get("vm", {}), *verdict.get("draws", ()))
     outputs = list_compared(*list_measured(verdict), *others)
     differs = any(not output["passed"] for output in outputs)
@@ -550,7 +550,7 @@ def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
 
 
 def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
-    """Return a sentence for each output whose errors could go undetected, and each runtime that differs."""
+    """Return warnings: undetectable errors, indices not compared, runtimes that differ, close gates."""
     undetected = _list_undetected(verdict) if verdict["passed"] else ()
     return [
         *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
@@ -565,7 +565,7 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence where the input of an index is not compared."""
+    """Yield a sentence if an argmax input could not be compared."""
     if not verdict["passed"] or "index_inputs_not_compared" not in verdict:
         return
     reason = verdict["index_inputs_not_compared"]
@@ -609,7 +609,7 @@ def _index_input(name: str) -> str:
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
-    """Return unknown facts about an output."""
+    """Return how a wrong library could pass with an output, as the end of a sentence."""
     if "reached" in comparison and comparison["undetected"] == ZEROS:
         return _ZERO_INDEX_TEXT
     text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]
@@ -619,9 +619,9 @@ def _describe_undetected(comparison: OutputComparison) -> str:
 
 
 def _is_nothing_compared(verdict: Verdict, checks: CheckSettings) -> bool:
-    """Return whether zeros would pass for every output, by tolerances that nobody asked for."""
+    """Return whether zeros would pass for every output with the default tolerance."""
     outputs = list_compared(verdict)
-    # a right classifier may choose the first class for each input
+    # index outputs do not count: a right classifier may choose class 0 for each input
     undetected = [output.get("undetected") for output in outputs if "reached" not in output]
     return (
         bool(undetected) and checks.has_default_tolerance and set(undetected) <= {ZEROS, ANYTHING}
@@ -637,7 +637,7 @@ def _advice(checks: CheckSettings) -> str:
 def list_mismatches(
     outputs: Mapping[str, OutputComparison], reference: str, subject: str = ""
 ) -> list[str]:
-    """Return a sentence for every output that does not match; `subject` names it in place of its name."""
+    """Return a sentence for each output that does not match; `subject` replaces the output's name."""
     sentences = []
     for name, comparison in outputs.items():
         noun = subject or f"output '{name}'"
@@ -692,7 +692,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def amount_text(gate: str, amount: float) -> str:
-    """Return a limit or a figure in the unit of its gate."""
+    """Format a limit or a measured value in the unit of its gate."""
     if gate == LATENCY:
         return latency_text(amount)
     return size_text(amount) if gate in (MEMORY, SIZE) else f"{amount:.3g}"
@@ -724,7 +724,7 @@ _SUBJECTS: Final[Mapping[str, str]] = {
 
 
 def list_gates(verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the field, the limit, the figure and the state of each gate, for tables."""
+    """Yield the field, the limit, the measured value and the state of each gate, for tables."""
     for gate, result in verdict.get("gates", {}).items():
         value = amount_text(gate, result["value"]) if "value" in result else "–"
         yield f"verify.{gate}", amount_text(gate, result["limit"]), value, result["state"]

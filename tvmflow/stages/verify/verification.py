@@ -86,7 +86,7 @@ def verify(settings: VerifySettings, context: StageContext) -> Verdict:
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     _write_json(context.out / MEASUREMENTS, verdict)
-    # Why a library is rejected is in its measurements.
+    # If the library is rejected, the verdict keeps measurements: they contain the reason.
     _write_json(
         context.out / VERDICT,
         verdict_without_measurements(verdict) if verdict["passed"] else verdict,
@@ -103,10 +103,10 @@ def _write_json(path: Path, verdict: Verdict) -> None:
 def _verify(
     settings: VerifySettings, context: StageContext, stack: contextlib.ExitStack
 ) -> Verdict:
-    """Return everything that is verified of the library, and whether it passes.
+    """Run all checks, and return the verdict.
 
-    A reference that is not timed ends before the library is loaded, so a large model is in memory once. The stack ends
-    the process of a timed reference.
+    If the reference is not timed, it ends before the library is loaded, so that a large model is in memory only
+    once. `stack` ends the process of a timed reference.
     """
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
@@ -190,7 +190,7 @@ def _verify(
 
 
 def _add_threads(verdict: Verdict, library: Library, case: Case) -> None:
-    """Compare a library with other thread counts, and at the chosen sizes."""
+    """Compare the library's results with other thread counts, and at the chosen sizes."""
     others = libraries.load_with_other_threads(
         case.context.inputs["export/module.tvmflow"], case.settings
     )
@@ -205,7 +205,7 @@ def _add_threads(verdict: Verdict, library: Library, case: Case) -> None:
 def _can_sweep(
     verdict: Verdict, model: ImportedModel, indices: IndexInputs | None, settings: VerifySettings
 ) -> bool:
-    """Return whether many sizes can be compared without a tie or a rounding that looks like an error."""
+    """Return whether a sweep is possible: no ties or coarse roundings could look like errors."""
     return (
         settings.run_on == LOCAL
         and verdict["tolerance"]["for"] == FLOAT32
@@ -239,7 +239,7 @@ def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
-    """Record the inputs, which branches of the model they reach, and which ones are useless."""
+    """Record facts about the inputs: distribution, added samples, reached branches, useless draws."""
     more = reference.more
     if reference.results.random_inputs:
         verdict["random_inputs"] = reference.results.random_inputs
@@ -264,7 +264,7 @@ def _add_comparisons(
 ) -> None:
     """Compare the library's outputs for each batch, and each part by itself, with the reference.
 
-    A part is run on the reference's tensors, so that an error is found in its own part.
+    Each part reads the reference's tensors, so that an error is attributed to the part that causes it.
     """
     settings, context, _, data, _ = case
     expected = reference.results.outputs
@@ -303,7 +303,7 @@ def _add_comparisons(
         verdict["parts"] = parts
     vm_bundle = context.inputs.get("export/vm.tvmflow")
     if vm_bundle and settings.run_on == LOCAL:
-        # the library for TVM's virtual machine, which outputs are made of beside the other one
+        # a second library, for TVM's virtual machine, from which some outputs are made
         machine = libraries.load_local(vm_bundle, settings)
         verdict["vm"] = {"outputs": compare(machine, machine.run_all(data.batches))}
         if reference.sized:
@@ -311,7 +311,7 @@ def _add_comparisons(
     if settings.run_on == CHROMIUM:
         from tvmflow.stages.verify.libraries import BrowserLibrary
 
-        # the fallback of browsers without WebGPU, where the package has code for both
+        # a package with WebGPU code also has a fallback for browsers without WebGPU
         assert isinstance(library, BrowserLibrary)
         if fallback := library.fallback:
             outputs = compare(fallback, fallback.run_all(data.batches))
@@ -320,7 +320,7 @@ def _add_comparisons(
 
 
 def _add_index_inputs(verdict: Verdict, library: Library, case: Case) -> IndexCheck | None:
-    """Compare the inputs of argmax-like operators, if the model has some."""
+    """Compare the inputs of argmax-like operators; None if there are none, or if that is impossible."""
     indices = case.reference.indices if case.reference else None
     if indices is None:
         return None
@@ -334,17 +334,17 @@ def _add_index_inputs(verdict: Verdict, library: Library, case: Case) -> IndexCh
 
 
 def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samples) -> float:
-    """Return the accuracy of all batches by an output."""
+    """Return the top-1 accuracy over all batches, by the scores in one output."""
     assert data.labels is not None
     joined = samples.join_outputs([{name: batch[name]} for batch in outputs], data)
     return samples.top1_accuracy(joined, name, data.labels)
 
 
 def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:
-    """Return a sentence if tuning gave less than the least end-to-end speedup."""
+    """Return a sentence if the end-to-end speedup is below `min_speedup`; otherwise nothing."""
     if min_speedup is None:
         return []
-    # without a tuned kernel the library is the untuned one
+    # without a tuned kernel, the library is the untuned one: the speedup is 1
     speedup = verdict["speedup"]["median"] if "speedup" in verdict else 1.0
     if speedup >= min_speedup:
         return []
@@ -358,7 +358,8 @@ def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:
 
 
 _SECONDS_BESIDE_FIXED: Final = 5.0
-# Of outputs at many sizes, some are small by chance; results of a wrong tail are further off.
+# The tolerance of a sweep. It is coarse, because at many sizes some outputs are small by chance; errors of a wrong
+# tail are larger.
 _SWEPT_TOLERANCE: Final = Tolerance(1e-2, 1e-30, of_largest=1e-3)
 _MORE_DRAWS: Final = 2
 
@@ -366,7 +367,7 @@ _MORE_DRAWS: Final = 2
 def sweep(
     library: Library, reference: ReferenceRun, coverage: Sequence[str], case: Case
 ) -> SweepVerdict:
-    """Compare a library at many sizes; one fails if the library is wrong for further random inputs, too."""
+    """Compare a library at many sizes; a size fails if further random inputs give wrong outputs, too."""
     failed = []
     for sized in reference.swept:
         verdict, _ = _compare_at(library, sized, _SWEPT_TOLERANCE)
@@ -396,10 +397,10 @@ def _fails_again(library: Library, sized: SizeOutputs, reference: ReferenceRun, 
 def compare_sizes(
     library: Library, reference: ReferenceRun, other_threads: Sequence[Library] = ()
 ) -> list[SizeVerdict]:
-    """Run a library at all sizes forwards, then backwards, and compare it with the reference.
+    """Run a library at all sizes in order, then in reverse, and compare it with the reference.
 
-    Results must not depend on the sizes of earlier calls, nor on the number of threads: libraries with other thread
-    counts are interleaved in the second pass.
+    Results must depend neither on the sizes of earlier calls nor on the number of threads: the second pass
+    alternates between libraries with other thread counts.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -416,7 +417,7 @@ def compare_sizes(
 
 
 def list_wrong_sizes(library: Library, reference: ReferenceRun, case: Case) -> list[SizeVerdict]:
-    """Return the verdicts of the sizes at which a library is wrong."""
+    """Return the verdicts of only those sizes at which a library is wrong."""
     swept = sweep(library, reference, (), case)["failed"]
     verdicts = [*compare_sizes(library, reference), *swept]
     return [verdict for verdict in verdicts if not verdict["passed"]]
@@ -425,10 +426,10 @@ def list_wrong_sizes(library: Library, reference: ReferenceRun, case: Case) -> l
 def time_sizes(
     verdicts: Sequence[SizeVerdict], library: Library, reference: ReferenceRun, case: Case
 ) -> None:
-    """Time a library and the reference at all sizes, where they can be timed.
+    """Time the library and the reference at all sizes, as far as they can be timed.
 
-    With `compare: [fixed]`, an untuned library with fixed shapes is built for each size. It is timed interleaved with
-    the dynamic one.
+    With `compare: [fixed]`, an untuned fixed-shape library is built for each size and timed interleaved with the
+    dynamic one.
     """
     if library.timed is None:
         return
@@ -464,14 +465,14 @@ def _compare_at(
 
 
 # ---------------------------------------------------------------- ISA levels
-# The level that the library chooses by itself is the one that `verify` has checked already.
+# Only the other levels are verified here: `verify` has checked the level that the library chooses by itself.
 
 _ONLY_INDEX: Final = "it returns an index alone, and what goes into it is not compared: {}"
 _SELECTS: Final = "it returns what an index selects, which another CPU may choose among equals"
 
 
 def verify_isa_levels(verdict: Verdict, library: Library, case: Case) -> None:
-    """Verify each level, and add its verdict."""
+    """Verify each ISA level, and add the verdicts."""
     program = library.module.program if isinstance(library, LocalLibrary) else None
     chosen = program.level if isinstance(program, NativeProgram) else ""
     runnable = [
@@ -502,7 +503,7 @@ def verify_isa_levels(verdict: Verdict, library: Library, case: Case) -> None:
 def _verify_isa_level(
     name: str, level: IsaLevelSettings, verdict: Verdict, case: Case
 ) -> IsaLevelVerdict:
-    """Return the verdict on one level that a library does not choose by itself."""
+    """Verify one ISA level that the library does not choose by itself."""
     settings, context, _, data, reference = case
     indices = reference.indices if reference else None
     if indices is not None and indices.selects:
@@ -541,7 +542,7 @@ def _verify_isa_level(
 
 @contextlib.contextmanager
 def _forced_isa_level(prefix: str, name: str) -> Iterator[None]:
-    """Let libraries that are loaded meanwhile run a level; qemu passes its environment on."""
+    """Make libraries loaded meanwhile use one ISA level, also in qemu, which passes its environment on."""
     key = variable(prefix)
     before = os.environ.get(key)
     os.environ[key] = name
@@ -562,7 +563,7 @@ _WHAT: Final = "what a call computes with the same states"
 def check_states(
     library: Library, signature: Mapping[str, Json], case: Case
 ) -> StatesVerdict | None:
-    """Return the verdict on a sequence of steps; None without states, or where it runs elsewhere."""
+    """Return the verdict on a session's steps; None without states, or if the library runs elsewhere."""
     if not isinstance(library, LocalLibrary) or not State.list_of(signature):
         return None
     if not holds_states(library.module.program):
@@ -583,12 +584,12 @@ def check_states(
 class _Sequence:
     """Steps of a session, compared with calls that take the states as inputs.
 
-    Single calls are compared with the reference elsewhere. Here, each step must have the same bits as a call with the
-    tensors of the previous steps, also after a fork, a truncation, and saving and loading.
+    Other checks compare single calls with the reference. Here, each step must have the same bits as a call with the
+    states of the previous step, also after a fork, a truncation, and saving and loading.
 
     Attributes:
-        steps: The number of compared steps.
-        length: The length of the growing states after these.
+        steps: How many steps were compared.
+        length: The length of growing states after these steps.
     """
 
     def __init__(self, library: LocalLibrary, signature: Mapping[str, Json], case: Case) -> None:
@@ -617,7 +618,7 @@ class _Sequence:
         return self._check_copies(following, states, feed, before) or self._check_reset()
 
     def _compare(self, session: Session, feed: Feed, states: Feed) -> tuple[dict[str, Array], str]:
-        """Take a step and make the call beside it; return the states that follow, and the problem."""
+        """Take a step, and compare it with a call; return the next states, and the problem or an empty string."""
         own = {spec.name: feed[spec.name] for spec in session.inputs}
         [expected] = self._library.run_all([{**own, **states}])
         for name, array in session.run(own).items():
@@ -631,7 +632,7 @@ class _Sequence:
         return following, ""
 
     def _check_copies(self, feed: Feed, states: Feed, last: Feed, before: Feed) -> str:
-        """Compare steps after a fork, after a save and load, and after a truncation."""
+        """Compare steps after a fork, after saving and loading, and after a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
         # other values than the original's next step, so that shared states would differ
@@ -670,7 +671,7 @@ class _Sequence:
         return dimension.max if dimension else -1
 
     def _draw(self, step: int, index: int = 0) -> Feed | None:
-        """Return random inputs for the next step, long at first and then short; None if none fits."""
+        """Return random inputs for a step, at tuning sizes every third step; None if none fit."""
         sizes = {
             entry.name: choose_tuning_size(entry) if step % 3 == 0 else entry.min
             for entry in self._dimensions
