@@ -439,7 +439,8 @@ class WorkloadLedger(WorkloadRecords):
         """Read one line; blank (quarantined) lines and lines of a newer version are skipped.
 
         Args:
-            line: The position of the line. content: The bytes of the line.
+            line: The position of the line.
+            content: The bytes of the line.
             superseded: A list to which the line that this one replaces is added.
 
         Returns:

@@ -1,9 +1,9 @@
-"""Interleaved measurements of whole libraries: tuned with untuned, other algorithms with the rules'.
+"""Measure whole libraries interleaved: tuned against untuned, alternatives against the rules' choices.
 
-A schedule that is faster in isolation, with its data in the cache, may be slower between other kernels, and an operator computed
-otherwise shares layouts with its neighbors. So each kernel is timed once more where it will run, what loses there is
-left out, and both libraries are called interleaved. Their weights are random: no time depends on them, so that a
-model with new weights has the same choice. A library with dynamic shapes is measured at each size to tune at.
+A schedule that is faster in isolation, with its data in the cache, may be slower between other kernels, and an
+alternative of an operator may change its neighbors' layouts. So each kernel is timed again inside the library, slower
+ones are dropped, and both libraries are called interleaved. Weights are random: times do not depend on them, so a
+model with new weights has the same choices. A library with dynamic shapes is measured at each tuning size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
 
-# Two compilations of the model, and its calls.
+# The timeout for compiling the model twice and calling it.
 _TIMEOUT_S: Final = 1800.0
 _PROFILE_ROUNDS: Final = MIN_PAIRS + 1
 _MIN_PROFILE_ROUNDS: Final = 3
@@ -56,16 +56,16 @@ _SECONDS: Final = 20.0
 _MIN_SECONDS_PER_TURN: Final = 0.02
 _SEED: Final = 0
 
-# An operator computed otherwise must save this share of its time, and this much more for each MiB that its weights
-# become larger: where other processes use the caches and the memory, too, reading them takes longer than here.
+# An alternative must save this share of the operator's time, and this much more for each MiB by which it enlarges the
+# weights: if other processes also use caches and memory, reading weights takes longer than in this measurement.
 _MIN_GAIN: Final = 0.02
 _MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
 _LOG: Final = "choices.log"
 _CHOICE_ROUNDS: Final = 2 * MIN_PAIRS
 _CHOICE_SECONDS: Final = 30.0
-# Whole libraries are called until it is decided which is faster: the choice is made once.
+# Whole libraries are called until it is clear which is faster, for up to this time: the choice is made only once.
 _WHOLE_SECONDS: Final = 120.0
-# In each turn a library is called so often, and for so long.
+# In each round, a library is called at least this often and this long.
 _MIN_CALLS: Final = 3
 _SECONDS_PER_TURN: Final = 0.1
 _WHOLE_SECONDS_PER_TURN: Final = 0.3
@@ -76,7 +76,7 @@ Profile = Callable[[], Mapping[str, float]]
 """Runs a library once and returns the seconds of each kernel."""
 
 Kernels = Mapping[str, Mapping[str, float]]
-"""An operator -> its kernels in a library, each with the share of its calls that are the operator's."""
+"""An operator -> its kernels in a library -> the share of the kernel's calls for this operator."""
 
 
 def profile_interleaved(
@@ -88,7 +88,7 @@ def profile_interleaved(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-    """Return the profiles of two libraries, interleaved."""
+    """Profile two libraries interleaved; return a pair of profiles for each round."""
     started = clock()
     times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
     while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
@@ -102,15 +102,15 @@ def profile_interleaved(
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryRequest:
-    """A model and the schedules that were chosen for its kernels, each by itself.
+    """A model and the schedules that were chosen for its kernels individually.
 
     Attributes:
         lowered: The path of the lowered model.
         runtime: The setting of the runtime that executes the library.
         rules_version: The version of the schedule rules.
         workloads: The path of the saved modules by workload key.
-        calls: How often the model calls each of its workloads.
-        names: The kernels of each chosen workload.
+        calls: How often the model calls each workload.
+        names: The names of the kernels of each chosen workload.
     """
 
     lowered: str
@@ -125,17 +125,17 @@ class LibraryRequest:
 
     @property
     def library_key(self) -> str:
-        """The key under which a ledger keeps the records: that of all kernels and their calls."""
+        """The key of the records in a ledger: a digest of all workloads and their call counts."""
         return digest_of({"library": self.calls})
 
     @property
     def digest(self) -> str:
-        """The digest of what is compared and how, for one library on one target."""
+        """The digest of what is compared and how."""
         return digest_of([self.chosen, self.rules_version, self.runtime, _PROFILE_ROUNDS])
 
 
 class LibraryTimes(NamedTuple):
-    """The comparison of a tuned library with the untuned one, as a `LibraryRecord` has it.
+    """The comparison of a tuned library with the untuned one; for the fields see `LibraryRecord`.
 
     Attributes:
         error: The reason why nothing was compared; otherwise empty.
@@ -149,12 +149,12 @@ class LibraryTimes(NamedTuple):
 
     @property
     def pairs(self) -> PairedTimes:
-        """Both libraries, the tuned one first."""
+        """The times of both libraries, the tuned one first."""
         return PairedTimes(self.tuned, self.untuned)
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is faster and slower at no size, or could not be measured."""
+        """True if the tuned library is faster, and slower at no size; or if it could not be measured."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
@@ -174,7 +174,7 @@ class LibraryTimes(NamedTuple):
 def read_or_compare(
     request: LibraryRequest, ledger: WorkloadLedger, compare: Callable[[], LibraryTimes]
 ) -> LibraryTimes:
-    """Return the comparison that the ledger has of these libraries, or compare and record it.
+    """Return the ledger's comparison of these libraries, or make and record one.
 
     Raises:
         StoreError: The times cannot be recorded.
@@ -195,7 +195,7 @@ def compare_libraries(payload: Json, emit: Emit) -> Json:
     """Build and compare the libraries of a `LibraryRequest`: the entry point of the child.
 
     Returns:
-        `slower`, `tuned`, `untuned` and, with several sizes, `sizes` of `LibraryTimes`.
+        The fields `slower`, `tuned`, `untuned` of `LibraryTimes`, and with several sizes `sizes`.
     """
     del emit
     request = LibraryRequest(**payload)
@@ -296,7 +296,7 @@ class Libraries:
             self._weights = [send_array(array) for array in self._weights]
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
-        """Return the model with the schedules of some workloads, in this process."""
+        """Build and load the model with the chosen schedules of some workloads."""
         from tvmflow.compiler import schedule_untuned
         from tvmflow.runtime.module import Module
         from tvmflow.tuning.measure import apply_chosen
@@ -325,12 +325,12 @@ class Libraries:
         if self._runtime == C_RUNTIME:
             return load_c_library(model, signature, threads)
         library = model.compile_without_weights().jit()
-        # the weights are shared, as they may take gigabytes
+        # both libraries share the weights, which may take gigabytes
         pool = ThreadPool.of(threads)
         return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
 
     def latencies(self, module: Module) -> list[float]:
-        """Return the seconds of a call with each feed."""
+        """Return the seconds per call for each feed."""
         return [
             module.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
             for feed in self.feeds
@@ -342,7 +342,7 @@ def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
-    """Return a tensor of `main`."""
+    """Return the spec of a tensor of `main`; dynamic dimensions have the sizes in `largest`."""
     from tvmflow.graph.dynamic_shapes import size_text
 
     sizes = tuple(map(size_text, ty.shape))
@@ -370,7 +370,7 @@ def _draw(spec: TensorSpec) -> Any:
 
 
 def _draw_weight(spec: TensorSpec) -> Any:
-    """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
+    """Return a random weight with which values neither grow without bounds nor become slow denormals."""
     array = _draw(spec)
     if np.issubdtype(array.dtype, np.floating):
         array = ((array - array.dtype.type(0.5)) * array.dtype.type(0.1)).astype(array.dtype)
@@ -381,7 +381,7 @@ def _draw_weight(spec: TensorSpec) -> Any:
 
 
 def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
-    """Return the operators of a model that have alternatives, equal ones together."""
+    """Group equal operators of a model, without those that have only one choice."""
     groups: dict[str, list[Operator]] = {}
     for operator in operators:
         if len(operator.alternatives) > 1:
@@ -390,9 +390,9 @@ def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
 
 
 def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> Kernels:
-    """Return the kernels that compute each operator.
+    """Return the kernels that compute each operator, with their shares of calls.
 
-    Different operators may share a kernel: its calls are divided among them.
+    If different operators share a kernel, its calls are divided among them.
     """
     return {
         text: {
@@ -406,7 +406,7 @@ def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -
 
 
 def measure_choices(payload: Json, emit: Emit) -> Json:
-    """Time operators in two libraries: the entry point of the child.
+    """Time operators in two libraries, interleaved: the entry point of the child.
 
     Args:
         payload: The libraries by `rule` and `other`, two `LibraryRequest`s without tuned schedules; the kernels of
@@ -414,8 +414,8 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
         emit: Not used.
 
     Returns:
-        For each operator its seconds by rule and otherwise (`operators`), and those of the whole
-        libraries (`rule`, `other`), none if they were not asked for.
+        `operators` has the seconds of each operator in the two libraries; `rule` and `other` have the seconds of the
+        whole libraries, empty if not requested.
     """
     del emit
     libraries = [Libraries(LibraryRequest(**payload[name])) for name in ("rule", "other")]
@@ -432,7 +432,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
         )
         return min(calls)
 
-    # what is called first reads its weights for the first time
+    # warm up: the first call reads the weights for the first time
     profile(rule), profile(other)
     rounds = profile_interleaved(
         lambda: profile(rule),
@@ -463,7 +463,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
 
 
 def _repeat(call: Callable[[], _T], seconds: float = _SECONDS_PER_TURN) -> list[_T]:
-    """Return the results of some calls in a row; no other process disturbed the shortest one."""
+    """Return the results of several calls in a row: other processes disturb the shortest one least."""
     started, results = time.monotonic(), [call()]
     while len(results) < _MIN_CALLS or time.monotonic() - started < seconds:
         results.append(call())
@@ -473,7 +473,7 @@ def _repeat(call: Callable[[], _T], seconds: float = _SECONDS_PER_TURN) -> list[
 def read_times(
     answer: Json, groups: Mapping[str, Sequence[Operator]], choices: Choices
 ) -> dict[str, ChoiceTimes]:
-    """Return the times of choices in the answer of a child, by operator; none for what was not called."""
+    """Return the times of choices in a child's answer, by operator; uncalled operators are missing."""
     times = {}
     for text, (by_rule, seconds) in answer["operators"].items():
         if all(by_rule) and all(seconds):
@@ -493,9 +493,9 @@ def list_unknown(
     ledgers: Mapping[str, WorkloadLedger],
     is_allowed: Callable[[Choice], bool],
 ) -> list[dict[str, Choice]]:
-    """Return the choices to measure: of each library, those of the operators that differ from the rules'.
+    """Return the choices to measure, one mapping (operator -> alternative) for each library.
 
-    The first one has what is estimated to be fastest.
+    The first library has the alternatives that are estimated to be fastest.
     """
     rounds: list[dict[str, Choice]] = []
     for text, (operator, *_) in groups.items():
@@ -519,7 +519,7 @@ def choose(
     ledgers: Mapping[str, WorkloadLedger],
     is_allowed: Callable[[Choice], bool],
 ) -> dict[str, ChoiceTimes]:
-    """Return the times of each operator's fastest alternative: candidates for the whole library."""
+    """Return the times of each operator's fastest alternative, if it is faster than the rule's choice."""
     chosen = {}
     for text, (operator, *_) in groups.items():
         faster = [
@@ -540,7 +540,7 @@ class LoweredChoices(NamedTuple):
     """A model lowered with some choices.
 
     Attributes:
-        has_dimensions: Whether a size is known only when a library runs.
+        has_dimensions: Whether the model has dynamic dimensions.
     """
 
     model: LoweredModel
@@ -549,7 +549,7 @@ class LoweredChoices(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """The size of all weights."""
+        """The size of all weights in bytes."""
         from tvmflow.graph.ir import list_weights
 
         types = [weight.ty for weight in list_weights(self.model.mod["main"])]
@@ -559,12 +559,12 @@ class LoweredChoices(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A library with some choices beside the one by rule.
+    """The comparison of a library with some choices with the library by rule.
 
     Attributes:
-        choices: What was chosen, without what was slower in this library.
-        times: Both libraries, the one with the choices tuned; no times where nothing was left.
-        found: The speedup that the times of the operators promise.
+        choices: The choices, without those that were slower in this library.
+        times: The times: `tuned` is the library with the choices; no times if no choice was left.
+        found: The speedup estimated from the times of the operators.
     """
 
     choices: Choices
@@ -583,7 +583,7 @@ class Outcome(NamedTuple):
 
 
 def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_s: float) -> float:
-    """Return the speedup of a library that the times of its operators promise."""
+    """Return the speedup of a library, estimated from the times of its operators."""
     saved_s = sum(
         calls[text] * (min(times.rule_seconds) - min(times.seconds)) / times.calls
         for text, times in chosen.items()
@@ -592,16 +592,16 @@ def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_
 
 
 def library_digest(choices: Choices, settings: Sequence[Json]) -> str:
-    """Return the digest of what is compared, and how, for one model on one target."""
+    """Return the digest of what is compared and how."""
     return digest_of([{text: dict(choice) for text, choice in choices.items()}, *settings])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceLibraries:
-    """A model, and how libraries of it are made and measured.
+    """Builds libraries of a model with some choices, and measures them.
 
     Attributes:
-        library: How each library is made, except for its lowered model.
+        library: The request for each library, except for its lowered model.
         locks: The folder of the locks of devices.
     """
 
@@ -613,7 +613,7 @@ class ChoiceLibraries:
     work: Path
 
     def lower(self, choices: Choices, name: str) -> LoweredChoices:
-        """Return the model lowered with some choices, written to a file of that name."""
+        """Lower the model with some choices, and write it to the file `name`."""
         from tvmflow.compiler import lower
         from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
@@ -676,17 +676,17 @@ class ChoiceLibraries:
         chosen: Mapping[str, ChoiceTimes],
         records: WorkloadLedger,
     ) -> Outcome | None:
-        """Compare the library that has all choices with that of the rules, unless its ledger knows.
+        """Compare the library with all choices with the one by rule, if the ledger lacks the comparison.
 
         Args:
             fork_server: A fork server with TVM; None to measure nothing.
             rule: The model by rule.
             groups: The operators.
-            chosen: The times of what was chosen.
+            chosen: The times of the chosen alternatives.
             records: The records of the library.
 
         Returns:
-            The outcome; None if nothing was chosen, or would have to be measured.
+            The outcome; None if nothing was chosen, or if a measurement is needed without a fork server.
 
         Raises:
             StageError: The libraries cannot be measured.
@@ -703,7 +703,7 @@ class ChoiceLibraries:
             return None
         else:
             times = self._drop_slower(fork_server, rule, choices)
-            # what was too noisy to decide may be decided another time
+            # a comparison that noise left undecided is not recorded, so that it is repeated another time
             if not times.tuned or times.pairs.is_decided:
                 records.add([times.to_record(digest)])
         kept = {text: c for text, c in choices.items() if choice_key(text) not in times.slower}

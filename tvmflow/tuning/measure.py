@@ -1,6 +1,6 @@
-"""Building and timing of single kernels, for the child processes that measure.
+"""Build and time single kernels, in child processes.
 
-A kernel may crash or hang, so these functions run in freshly forked children: that costs one trial and nothing else.
+A kernel may crash or hang, so these functions run in freshly forked children: a crash costs only one trial.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import tvm
 
 
-# A candidate that the first look, this part of a repeat long, shows to be this many times slower
-# than the best known is not measured further.
+# A candidate is first measured for this part of a repeat. If it is this many times slower than the best known, it is
+# not measured further.
 _HOPELESS_RATIO: Final = 1.5
 _FIRST_LOOK_PART: Final = 4
-# A candidate that may be the best is measured on while its repeats differ by more than this.
+# A candidate that may be the best gets more repeats while their relative spread exceeds this.
 _NOISY_SPREAD: Final = 0.1
 _MAX_ROUNDS: Final = 3
 
@@ -49,9 +49,9 @@ class Timing(NamedTuple):
     """The options for timing a kernel, whose first call is a warm-up.
 
     Attributes:
-        number: Calls in one repeat, more where they take less than `min_repeat_ms`; 0 means 1.
-        min_repeat_ms: Milliseconds that a repeat takes at least.
-        flush_cache: Empty the CPU's caches before each repeat.
+        number: Calls per repeat; more if these take less than `min_repeat_ms`. 0 means 1.
+        min_repeat_ms: The shortest duration of a repeat in milliseconds.
+        flush_cache: Whether to flush the CPU's caches before each repeat.
     """
 
     number: int
@@ -66,14 +66,14 @@ class Timing(NamedTuple):
 def load_compiler(
     target: Mapping[str, Json], *, runs: bool = True, by_driver: bool = False
 ) -> None:
-    """Load what this process needs to build kernels for `target` and, with `runs`, to run them.
+    """Load the modules needed to build kernels for `target`, and with `runs` to run them.
 
     The process may be forked until the first kernel has run on a GPU.
 
     Args:
         target: TVM's mapping of the target.
         runs: Whether kernels run in this process.
-        by_driver: Whether they are in C libraries, which load the driver themselves.
+        by_driver: Whether kernels are in C libraries, which load the device's driver themselves.
 
     Raises:
         EnvironmentProblem: The GPU or its tools cannot be used.
@@ -86,7 +86,7 @@ def load_compiler(
 
 
 def trace_json(trace: Any) -> Json:
-    """Return a trace of TVM as plain JSON: the form that the ledger keeps and `apply_trace` takes."""
+    """Return a trace of TVM as plain JSON, the form for the ledger and for `apply_trace`."""
     return _plain_json(trace.as_json(remove_postproc=False))
 
 
@@ -105,11 +105,10 @@ def _plain_json(value: Any) -> Json:
 
 
 def apply_trace(mod: tvm.IRModule, trace: Json) -> Any:
-    """Return TVM's schedule of a workload with a recorded trace applied; `mod` is the scheduled workload.
+    """Apply a recorded trace to a workload `mod`; return TVM's schedule, whose `mod` is the result.
 
     Raises:
-        ValueError: No search can have made the trace.
-        RuntimeError: It does not apply.
+        ValueError: No search can have made the trace. RuntimeError: The trace does not apply.
     """
     from tvm.s_tir.schedule import Schedule, Trace
 
@@ -121,7 +120,7 @@ def apply_trace(mod: tvm.IRModule, trace: Json) -> Any:
 
 
 def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
-    """Return a scheduled kernel's runtime module, compiled for the target."""
+    """Compile a scheduled kernel for the target; return TVM's runtime module."""
     import tvm
 
     from tvmflow.compiler import build_kernels
@@ -131,14 +130,14 @@ def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRequest:
-    """Kernels of one workload for a child process to build and time; crosses to it as JSON.
+    """A request to a child process to build and time kernels of one workload; is sent as JSON.
 
     Attributes:
         mod: The saved module of the workload.
         rules_version: The version of the schedule rules for untuned kernels; 0 for none.
-        by_driver: Kernels are in C libraries, which launch them by the driver of a device; otherwise TVM's
+        by_driver: Whether kernels are in C libraries, which launch them with a device's driver; otherwise TVM's
             runtime calls them.
-        libraries: For a remote device, the paths of the built kernels; None for a schedule that does not apply.
+        libraries: For a remote device, the paths of the built kernels; a path is None if its schedule does not apply.
     """
 
     mod: str
@@ -150,7 +149,7 @@ class KernelRequest:
 
     @classmethod
     def from_json(cls: type[_Request], value: Mapping[str, Json]) -> _Request:
-        """Return the request in a payload, which may have other fields."""
+        """Read the request from a payload, which may have further fields."""
         fields = {name: value[name] for name in cls.__dataclass_fields__}
         return cls(**{**fields, "timing": Timing(*value["timing"])})
 
@@ -159,10 +158,10 @@ class KernelRequest:
         return dict(vars(self))
 
     def schedule(self, trace: Json | None) -> tuple[tvm.IRModule, str]:
-        """Return the workload with a schedule, and `tuned` or the name of the schedule rule.
+        """Return the scheduled workload, and `tuned` or the name of the schedule rule.
 
         Args:
-            trace: A recorded schedule; None for that of the untuned kernel.
+            trace: A recorded schedule; None for the untuned kernel.
         """
         import tvm
 
@@ -175,22 +174,22 @@ class KernelRequest:
         return scheduled, rules["main"]
 
     def load_compiler(self) -> None:
-        """Load what this process needs to build and run the kernels."""
+        """Load the modules needed to build and run the kernels."""
         load_compiler(self.target, by_driver=self.by_driver)
 
     def build(self, scheduled: tvm.IRModule) -> Any:
-        """Return a scheduled kernel that `time_kernel` takes."""
+        """Build a scheduled kernel for `time_kernel`."""
         make = LibraryKernel if self.by_driver else build
         return make(scheduled, self.target)
 
     def make_arguments(self) -> list[list[Any]]:
-        """Return the arguments of each measurement; a library has its own."""
+        """Return the arguments of each measurement; empty ones for a library, which has its own."""
         import tvm
 
         return [[]] if self.by_driver else make_measured_arguments(tvm.ir.load_json(self.mod))
 
     def place_arguments(self, argument_lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return the arguments on the target's device; a broken device raises here."""
+        """Copy the arguments to the target's device; EnvironmentProblem if the device is broken."""
         backend = backend_for(self.target)
         if not self.by_driver:
             return [backend.place_arguments(arguments) for arguments in argument_lists]
@@ -200,10 +199,10 @@ class KernelRequest:
 
 
 class LibraryKernel:
-    """A kernel in a C library of its own, timed by the events of the device that it runs on."""
+    """A kernel in its own C library, timed by events of the device that it runs on."""
 
     def __init__(self, mod: tvm.IRModule, target: Mapping[str, Json]) -> None:
-        """Compile a scheduled kernel with arguments of its own for a target; no device is used yet."""
+        """Compile a scheduled kernel and its arguments for a target; no device is used yet."""
         from tvmflow.compiler import link_kernel
         from tvmflow.targets.tvm_target import make_target
 
@@ -215,24 +214,24 @@ class LibraryKernel:
 
     @functools.cached_property
     def _call(self) -> Callable[[], list[np.ndarray[Any, Any]]]:
-        """A call; the driver builds the kernel before the first one."""
+        """The function that calls the kernel; the driver builds the kernel before the first call."""
         program = self._library.load()
         self._folder.cleanup()
         return program.profiled_main(lambda _, seconds: self._seconds.append(seconds))
 
     def compute(self) -> list[np.ndarray[Any, Any]]:
-        """Return what the kernel computes of its own arguments."""
+        """Call the kernel on its own arguments, and return the outputs."""
         return self._call()
 
     def time(self, timing: Timing) -> list[float]:
-        """Return the seconds of a call on the device, one value for each repeat."""
+        """Return the seconds per call on the device, one value for each repeat."""
         self._call()
         return [self._time_repeat(timing) for _ in range(timing.repeat)]
 
     def _time_repeat(self, timing: Timing) -> float:
         self._seconds.clear()
         calls, deadline = 0, time.monotonic() + timing.min_repeat_ms / 1e3
-        # what a call takes besides its kernel counts for the end of a repeat, and not for the kernel
+        # the duration of a repeat includes the overhead of calls, the kernel's seconds do not
         while calls < timing.number or time.monotonic() < deadline or not calls:
             self._call()
             calls += 1
@@ -250,7 +249,7 @@ def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyTyp
 
     Args:
         mod: The workload.
-        sizes: A size for each of its size variables; its size parameters are arguments as well.
+        sizes: The value of each size variable; sizes that are parameters become arguments, too.
     """
     import numpy as np
     import tvm
@@ -265,15 +264,15 @@ def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyTyp
 
 
 def make_measured_arguments(mod: tvm.IRModule) -> list[list[Any]]:
-    """Return the arguments of each measurement of a workload: one, or one for each size to tune at."""
+    """Return the arguments of each measurement: one list, or one for each tuning size."""
     return [make_arguments(mod, sizes) for sizes in workloads.list_measured_sizes(mod)]
 
 
 def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return an array of random numbers: floats between 0 and 1, integers 0 or 1.
+    """Return a random array: floats in [0, 1), integers 0 or 1.
 
     Raises:
-        ValueError: The type is none of these.
+        ValueError: The dtype is neither a float nor an integer type that can be drawn.
     """
     if dtype in _FLOATS:
         drawn: Any = "float64" if dtype == "float64" else "float32"
@@ -287,12 +286,12 @@ def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str
 
 
 def use_threads(target: Mapping[str, Json]) -> None:
-    """Run kernels with the threads that they are tuned for. TVM reads the variables when its pool starts."""
+    """Set the thread count that kernels are tuned for; call this before TVM's thread pool starts."""
     os.environ.update(thread_variables(split_threads(target)[1] or count_usable_cpus()))
 
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
-    """Return the seconds of a call, one value for each repeat, on the device of the arguments."""
+    """Return the seconds per call on the arguments' device, one value for each repeat."""
     if isinstance(kernel, LibraryKernel):
         return kernel.time(timing)
     import tvm
@@ -314,11 +313,11 @@ def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float
 def time_candidate(
     kernel: Any, argument_lists: Sequence[list[Any]], timing: Timing, best_s: float | None
 ) -> list[list[float]]:
-    """Return the seconds of each repeat for each list of arguments, with fewer for a slow candidate.
+    """Return the seconds of each repeat, for each list of arguments; a slow candidate has fewer repeats.
 
-    A short first look ends the measurement of a candidate that is much slower than `best_s`;
-    one that may be the best gets more repeats than `timing` has while they differ. Of several lists,
-    each with other sizes, the geometric mean is what counts.
+    A candidate that a short first measurement shows to be much slower than `best_s` is not measured further. A
+    candidate that may be the best gets more repeats than `timing` says while they differ. With several lists, for
+    several sizes, the geometric mean counts.
     """
     first_look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _FIRST_LOOK_PART)
     looks = [time_kernel(kernel, arguments, first_look) for arguments in argument_lists]
@@ -326,7 +325,7 @@ def time_candidate(
         return looks
     steady = [timing] * len(looks)
     if not isinstance(kernel, LibraryKernel):
-        # The number of calls that fill a repeat is known now: TVM need not find it out again.
+        # The first look shows how many calls fill a repeat, so TVM does not need to find it again.
         numbers = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
         steady = [
             timing._replace(number=max(timing.number, number), min_repeat_ms=0)
@@ -357,15 +356,15 @@ def apply_chosen(
 ) -> tuple[tvm.IRModule, list[str]]:
     """Schedule every kernel of a module for which a schedule was chosen.
 
-    TVM's own pass takes the first record of a database whose structure fits and is silent when none does. Here a
-    choice that no longer applies is an error, and one that fits no kernel unless the module is allowed to lack some.
+    TVM's own pass uses the first database record with a fitting structure, and does not report if none fits. Here, a
+    choice that no longer applies is an error. A choice that fits no kernel is an error, too, if `must_fit`.
 
     Args:
         lowered: The lowered module.
         chosen: Traces by workload key.
         workloads: Saved modules by workload key.
         target: TVM's target.
-        must_fit: Each must fit a kernel; otherwise the others are left out.
+        must_fit: Whether each choice must fit a kernel; if not, choices that fit none are ignored.
 
     Returns:
         The module, and the sorted names of the scheduled kernels.

@@ -1,6 +1,6 @@
-"""Measurement of schedules on this machine, each in a child: several are built at a time, one runs.
+"""Measure schedules on this machine in child processes: several are built at a time, one runs.
 
-Finalists, a workload's best trials, are timed again, interleaved with each other and the untuned kernel.
+Finalists (a workload's best trials) are timed again, interleaved with each other and the untuned kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import tvm
 
 _TRIALS_BETWEEN_DRIFT_CHECKS: Final = 64
-# Each builder is a process with TVM in it.
+# The most builders: each one is a process with TVM loaded.
 _MAX_BUILDERS: Final = 8
 _log = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class MeasureContext(NamedTuple):
 
     Attributes:
         rules_version: The version of the schedule rules for untuned kernels.
-        device: The device to hold while a candidate runs: `kind` and `class`.
-        host: The machine, for the record of a trial.
-        log: The file for what children print; None for none.
+        device: The device to lock while a candidate runs: `kind` and `class`.
+        host: The description of the machine for records of trials.
+        log: The file for the output of children; None for no log.
         by_driver: Whether kernels are in C libraries; see `KernelRequest`.
     """
 
@@ -77,9 +77,9 @@ class MeasureJob(NamedTuple):
     """A schedule to measure.
 
     Attributes:
-        trace: The schedule; None for that of the untuned kernel.
-        best_s: Seconds of the workload's best schedule so far; None when there is none.
-        name: The name of the workload, for people.
+        trace: The schedule; None for the untuned kernel.
+        best_s: Seconds of the workload's best schedule so far; None if there is none.
+        name: The readable name of the workload.
     """
 
     id: str
@@ -91,14 +91,14 @@ class MeasureJob(NamedTuple):
 
 
 RecordTrial = Callable[[int, Trial], None]
-"""Takes the index of a job and its trial."""
+"""A callback that takes the index of a job and its trial."""
 
 
 class Measurer:
     """Measures candidates on this machine's CPU or GPU.
 
-    There are as many builders as cores. Where the target leaves cores free they go on while a
-    candidate runs; elsewhere they pause for that time.
+    There are as many builders as cores that the target leaves free; they go on while a candidate runs. If it leaves
+    none free, there are as many as cores, and they pause meanwhile.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Measurer:
         self._timeout_s = timeout_s
         self._fork_server = fork_server
         cores = int(context.host.get("cores") or os.cpu_count() or 1)
-        # The kernels of a GPU leave the CPU alone.
+        # GPU kernels do not use the CPU's cores.
         self._on_gpu = not backend_for(context.target).RUNS_ON_HOST_CPU
         own = 0 if self._on_gpu else split_threads(context.target)[1] or cores
         spare = cores - own
@@ -128,10 +128,10 @@ class Measurer:
         Args:
             jobs: The schedules.
             record: Called with each trial as soon as it is measured, one at a time.
-            may_continue: Jobs that have not begun when it turns false are left out.
+            may_continue: When it returns False, jobs that have not begun are skipped.
 
         Raises:
-            StageError: Measuring itself does not work; earlier trials have been recorded.
+            StageError: Measuring fails for a reason other than a candidate; earlier trials have been recorded.
         """
         recording = threading.Lock()
 
@@ -189,7 +189,7 @@ class Measurer:
         )
 
     def _run(self, job: MeasureJob) -> tuple[Mapping[str, Json], Failure | None]:
-        """Return the answer of a child and the failure of its candidate, if any."""
+        """Run a job in a child; return the child's answer, and the failure of its candidate, if any."""
         phases = PhaseSpans()
         with contextlib.ExitStack() as locks:
             self._lock_for_building(locks)
@@ -224,7 +224,7 @@ class Measurer:
         return outcome.value, failure
 
     def _lock_for_building(self, locks: contextlib.ExitStack) -> None:
-        """Take the locks of a builder. The device locks are for all runs on this machine."""
+        """Take the locks for building; device locks are shared between all runs on this machine."""
         context = self._context
         with spans.span("wait for a turn"):
             locks.enter_context(self._gate.building())
@@ -237,7 +237,7 @@ class Measurer:
     def _enter(
         self, locks: contextlib.ExitStack, device: contextlib.AbstractContextManager[None]
     ) -> None:
-        """Take the lock of a device. The gate has been passed, so that only other runs may hold it."""
+        """Take the lock of a device; after the gate, only another run can hold it."""
         with self._context.clock.waiting():
             locks.enter_context(device)
 
@@ -287,7 +287,7 @@ class _BuildRunGate:
 
 
 class DriftMonitor:
-    """Measures one good schedule again now and then.
+    """Measures one schedule again from time to time, to detect drift of the machine's speed.
 
     Attributes:
         drift: The largest relative change of its time so far: 0.1 for a tenth slower or faster.
@@ -301,12 +301,12 @@ class DriftMonitor:
         self.drift = 0.0
 
     def offer(self, mod: str, trial: Trial) -> None:
-        """Take the first trial of this run that worked as the baseline."""
+        """Use the first successful trial of this run as the baseline."""
         if self._baseline is None and trial.run_secs:
             self._baseline = mod, trial
 
     def check(self, measured: int) -> None:
-        """Measure the baseline again when enough trials were measured since the last time."""
+        """Measure the baseline again if enough trials were measured since the last time."""
         if self._baseline is None or measured - self._last_check < _TRIALS_BETWEEN_DRIFT_CHECKS:
             return
         self._last_check = measured
@@ -326,18 +326,18 @@ class DriftMonitor:
 
 
 DEVICE_PHASE: Final = "device"
-"""The phase that uses the device but not the candidate: its errors are not the candidate's."""
+"""The phase that uses the device before the candidate: the candidate does not cause its errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest(measure.KernelRequest):
-    """A schedule of a workload that is to be built and timed."""
+    """A request to build and time one schedule of a workload."""
 
     trace: Json
     best_s: float | None = None
 
     def time(self, kernels: Sequence[Any], argument_lists: Sequence[list[Any]]) -> Json:
-        """Return the times of the kernel as fields of a `Trial`."""
+        """Time the kernel; return the times as fields of a `Trial`."""
         [kernel] = kernels
         start = time.time()
         rows = measure.time_candidate(kernel, argument_lists, self.timing, self.best_s)
@@ -348,7 +348,7 @@ class TrialRequest(measure.KernelRequest):
 def measure_trial(payload: Json, emit: Emit) -> Json:
     """Build and run the schedule of a `TrialRequest`: the entry point of the child.
 
-    The child asks before it uses the device, and waits until it may.
+    Before it uses the device, the child asks for permission and waits for it.
 
     Returns:
         The times of `TrialRequest.time`, or `failure`; and `phase_secs`.
@@ -374,25 +374,25 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
                 phases.current = DEVICE_PHASE
                 raise
 
-    # Whatever is raised is the failure of only this candidate.
+    # Any exception is a failure of only this candidate.
     return report_failure(emit, work, fatal=())
 
 
 # ---------------------------------------------------------------- finalists
-# Turns make a disturbance of the machine disturb all of them alike, and go on until it is decided whether the
-# fastest one is faster than the untuned kernel.
+# Measurements are interleaved, so that other load on the machine affects all finalists alike. They continue until it
+# is clear whether the fastest finalist is faster than the untuned kernel.
 
 
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1
-# Up to this many times the requested rounds may follow, only of the fastest finalist and the untuned
-# kernel, until it is decided which is faster.
+# After the requested rounds, only the fastest finalist and the untuned kernel are measured until it is clear which is
+# faster, up to this multiple of the requested rounds.
 _MAX_ROUNDS_FACTOR: Final = 4
 _MAX_SECONDS: Final = 5.0
 # Saving less than this share of a kernel's time is not a gain.
 MIN_GAIN: Final = 0.02
-# Sums in another order differ by less than this share of the largest value, those of float16 by less than ten times
-# as much.
+# Accumulating in another order changes values by less than this share of the largest one; in float16 by less than ten
+# times as much.
 _MAX_ERROR: Final = 1e-3
 
 
@@ -401,7 +401,7 @@ class FinalistsRequest(measure.KernelRequest):
     """The finalists of one workload.
 
     Attributes:
-        rounds: How often each finalist has its turn, timed as `timing` says; the fastest one more often.
+        rounds: How often each finalist is timed; the fastest one may be timed more often.
     """
 
     traces: Sequence[Json]
@@ -409,22 +409,22 @@ class FinalistsRequest(measure.KernelRequest):
 
     @property
     def digest(self) -> str:
-        """The digest of what is measured and how, for one workload on one target."""
+        """The digest of what is measured and how."""
         how = [self.rounds, _MAX_ROUNDS_FACTOR, self.rules_version, self.timing]
         return digest_of([self.traces, *how])
 
     def time(self, kernels: Sequence[Any], argument_lists: Sequence[list[Any]]) -> Json:
-        """Return what `time_interleaved` does of the untuned kernel, the first one, and finalists."""
+        """Return the result of `time_interleaved`; the first kernel is the untuned one."""
         untuned, *finalists = kernels
         return time_interleaved(untuned, finalists, argument_lists, self.timing, self.rounds)
 
 
 class FinalistTimes(NamedTuple):
-    """Seconds of the finalists of one workload, as a `FinalistsRecord` has them.
+    """The times of a workload's finalists; for the fields see `FinalistsRecord`.
 
     Attributes:
         error: The reason why nothing was measured; otherwise empty.
-        wrong: What is wrong with the values of finalists, by index; they have no samples.
+        wrong: Why finalists compute wrong values, by index; these finalists have no samples.
     """
 
     rule: str = "none"
@@ -438,10 +438,10 @@ class FinalistTimes(NamedTuple):
 def read_or_measure(
     request: FinalistsRequest, ledger: WorkloadLedger, compute: Callable[[], FinalistTimes]
 ) -> FinalistTimes:
-    """Return the times that the ledger has of these finalists, or measure and record them.
+    """Return the ledger's times of these finalists, or measure and record them.
 
-    Finalists that are nearly equal would otherwise win by turns, and each time give another library.
-    Those with wrong values are banned.
+    Without a record, a different one of several nearly equal finalists could win each time and change the library.
+    Finalists with wrong values are banned.
 
     Raises:
         StoreError: The times cannot be recorded.
@@ -488,7 +488,7 @@ def time_finalists(payload: Json, emit: Emit) -> Json:
 
 
 def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
-    """Return a built finalist; None when its trace does not apply, so that the others go on."""
+    """Build a finalist; None if its trace does not apply, so that the other finalists are still timed."""
     try:
         return request.build(request.schedule(trace)[0])
     # TVM raises anything here.
@@ -497,13 +497,14 @@ def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
 
 
 def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
-    """Return how values of a kernel differ from those of the untuned one; empty if they do not.
+    """Return how a kernel's values differ from the untuned kernel's; empty if they do not.
 
-    A schedule for dynamic shapes is found by its times at a few of them. It is called at these, and at one that no
-    tile divides. One for a device is called at its sizes: where threads miss a barrier, the driver does not say so.
+    A schedule for dynamic shapes was timed at only a few sizes: here it is called at these sizes, and at one that is
+    no multiple of a tile. A kernel for a device is also called at its sizes, because drivers do not report a missing
+    barrier.
 
     Args:
-        mod: The workload; of one for a CPU with fixed sizes nothing is compared here.
+        mod: The workload; nothing is compared if it is for a CPU and has fixed shapes.
         untuned: The untuned kernel.
         kernel: The kernel with that schedule.
     """
@@ -522,7 +523,7 @@ def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
 
 
 def _agree(expected: Array, actual: Array) -> bool:
-    """Return whether values differ by no more than sums in another order."""
+    """Return whether values differ by no more than accumulation in another order explains."""
     import numpy as np
 
     if np.array_equal(expected, actual):
@@ -541,14 +542,14 @@ def time_interleaved(
     timing: Timing,
     rounds: int,
 ) -> Json:
-    """Return the `untuned` times and the `samples` of kernels; with several sizes, also `sizes`.
+    """Time kernels interleaved; return `untuned` times, `samples` and, with several sizes, `sizes`.
 
     Args:
         untuned: The untuned kernel.
         kernels: The finalists; None for one that could not be built.
-        argument_lists: Their arguments, on the device, for each size.
+        argument_lists: The arguments on the device, one list for each size.
         timing: How to time one sample.
-        rounds: Samples of each finalist, at least.
+        rounds: The fewest samples of each finalist.
     """
     once = timing._replace(repeat=1)
     samples: dict[int, list[list[float]]] = {}
@@ -560,7 +561,7 @@ def time_interleaved(
             row += seconds
         return geometric_means(times)[0]
 
-    # One call of a kernel without a schedule can take seconds, and then one is enough.
+    # A call of an untuned kernel can take seconds; then one call is enough.
     first_look = measure_at_all_sizes(untuned, Timing(1, 1, 0))
     is_slow = first_look > _SLOW_S
     if not is_slow:
@@ -582,13 +583,13 @@ def run_rounds(
     untuned: Sequence[float] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Json:
-    """Measure kernels interleaved until it is decided whether one is faster than the untuned kernel.
+    """Measure kernels interleaved until it is clear whether one is faster than the untuned kernel.
 
     Args:
         kernels: The untuned kernel, or None if `untuned` has its time, then the finalists; None
             for one that could not be built.
         measure_kernel: Returns the seconds of a call.
-        rounds: Samples of each; the fastest finalist and the untuned kernel get four times as many at most.
+        rounds: The samples of each kernel; the fastest finalist and the untuned kernel get up to four times as many.
         untuned: The time of an untuned kernel that is not measured again.
         clock: Returns the current time in seconds.
 
@@ -612,17 +613,17 @@ def run_rounds(
 
 
 def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
-    """Return whether no further rounds are needed: the fastest finalist clearly gains, or shows no gain."""
+    """Return whether no more rounds are needed: the fastest finalist clearly gains, or shows no gain."""
     measured = [times for times in samples[1:] if times]
     if not measured:
         return True
     times = pair_with_untuned(min(measured, key=median), samples[0])
-    # a finalist that shows no gain in the first rounds seldom does later, and each round takes seconds
+    # a finalist without a gain in the first rounds seldom gains later, and each round takes seconds
     return times.is_decided or times.ratio >= 1 or times.limits[0] > 1 - MIN_GAIN
 
 
 def pair_with_untuned(samples: Sequence[float], untuned: Sequence[float]) -> PairedTimes:
-    """Return the times of a finalist beside those of the untuned kernel, round by round."""
-    # Of a slow untuned kernel there is one time.
+    """Pair the times of a finalist with those of the untuned kernel, round by round."""
+    # A slow untuned kernel has a single time, which is repeated.
     same_rounds = untuned[: len(samples)] if len(untuned) > 1 else tuple(untuned) * len(samples)
     return PairedTimes(tuple(samples), tuple(same_rounds))

@@ -1,13 +1,13 @@
-"""Exports and imports records of ledgers: packs, other stores, remote caches and lock files.
+"""Export and import records of ledgers: packs, other stores, remote caches and lock files.
 
-A ledger accepts a target's trials only if this machine could have measured them itself or if it has trials on
-that target already: times of another device or TVM build mislead a search.
+A ledger accepts a target's trials only if this machine could have measured them, or if it already has trials on that
+target: times of another device or TVM build would mislead a search.
 
-A pack is one file with the records of many targets and workloads. It is JSON lines, gzipped or not: a header, then
-for each workload a line that names it and a line for each record. A ledger that imports all of them makes the
-same choices as the ledger that they were exported from. Equal content has equal bytes. Anybody may have written a
-pack: it is checked as a whole before the first record enters the ledger, and read line by line within limits, so that
-no file, however small, fills the memory.
+A pack is one file with the records of many targets and workloads, as JSON lines, gzipped or not: a header, then for
+each workload a line that names it and a line for each record. A ledger that imports a whole pack makes the same
+choices as the ledger that exported it. Equal content gives equal bytes. A pack is not trusted: all of it is checked
+before the first record enters the ledger, and it is read line by line within limits, so that a small file cannot fill
+the memory when decompressed.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ from tvmflow.tuning.trials import (
 
 FORMAT: Final = "tvmflow records"
 VERSION: Final = 2
-"""The version of packs. Those of version 1 have no other records than trials."""
+"""The version of packs; packs of version 1 contain only trials."""
 
 WORKLOAD_LINE_START: Final = b'{"about":'
-"""The first bytes of a workload's line; the canonical form of a record never starts with them."""
+"""The first bytes of a workload's line; no canonical record starts with them."""
 
 MAX_KERNEL_BYTES: Final = 8 << 20
-"""The size of a saved kernel that is exported, at most: most have some kilobytes."""
+"""Larger saved kernels are not exported; most have some kilobytes."""
 
 COUNTS: Final = ("workloads", "trials", "failed")
-"""What the header counts of each target."""
+"""The counts of each target in the header."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-# Records have some kilobytes; a header names targets, a few hundred bytes each.
+# Size limits: records have some kilobytes; a header has a few hundred bytes for each target.
 _MAX_RECORD_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 16 << 20
 _MAX_WORKLOAD_BYTES: Final = 256 << 20
-# How many bytes a pack may have when decompressed, for each of its bytes.
+# The largest allowed ratio of decompressed to compressed size.
 _MAX_COMPRESSION: Final = 200
 _CHUNK: Final = 1 << 20
 
@@ -115,10 +115,10 @@ _log = logging.getLogger(__name__)
 
 
 class Problems:
-    """Problems with single records: all of them are counted, and the first ones kept.
+    """Problems with single records: all are counted, only the first ones are kept.
 
     Attributes:
-        sentences: The first of them, each with its location.
+        sentences: The first problems, each with its location.
     """
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
@@ -139,8 +139,8 @@ class ImportedWorkload:
     """The records of one workload from elsewhere.
 
     Attributes:
-        exhausted: The searches that came to their end with exactly these trials.
-        kernel: The saved kernel, which nobody has checked; empty if it is not known.
+        exhausted: The searches that exhausted their space with exactly these trials.
+        kernel: The saved kernel, not checked yet; empty if unknown.
     """
 
     target: str
@@ -153,11 +153,11 @@ class ImportedWorkload:
 
 
 class TargetImport(NamedTuple):
-    """The outcome for one target: rejected for a reason, or the numbers of its trials.
+    """The outcome for one target: the reason for its rejection, or the counts of its trials.
 
     Attributes:
         rejection: The reason why nothing was imported; otherwise empty.
-        invalid: Trials that cannot be used.
+        invalid: How many trials cannot be used.
     """
 
     target: str
@@ -170,7 +170,7 @@ class TargetImport(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """The outcome of an import; `problems` are the first ones of single records, with their locations."""
+    """The outcome of an import; `problems` has the first problems with records, with locations."""
 
     targets: list[TargetImport]
     problems: list[str]
@@ -191,18 +191,18 @@ def import_trials(
     machine_class: MachineClass,
     checker: TraceCheck | None = None,
 ) -> ImportResult:
-    """Add to a ledger the records that it accepts and lacks.
+    """Import the records that a ledger accepts and lacks.
 
     Args:
         root: The ledger.
         source: Where the trials come from, for messages.
-        descriptions: The targets by key; each key was checked.
+        descriptions: The targets by key; the keys must have been checked.
         workloads: The trials to import.
         machine_class: This machine's class.
-        checker: Applies each trace to its kernel first; None to leave that to the tuning.
+        checker: Applies each trace to its kernel before the import; None to leave this check to a later tuning.
 
     Raises:
-        UsageError: All targets are rejected; then nothing was changed.
+        UsageError: All targets are rejected; nothing was changed.
     """
     results = {
         key: TargetImport(key, description.text, rejection_reason(root, description, machine_class))
@@ -275,7 +275,7 @@ def _name(record: Record) -> str:
 
 
 def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
-    """Return why a ledger refuses a record; an empty string when it does not."""
+    """Return why a ledger refuses a record; empty if it does not."""
     if checked.problem:
         return checked.problem
     if isinstance(record, ExhaustedMark | FileHeader):
@@ -292,13 +292,13 @@ def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
 def rejection_reason(
     root: Path, description: TargetDescription, machine_class: MachineClass
 ) -> str:
-    """Return why a ledger does not accept trials on a target; an empty string when it does."""
+    """Return why a ledger does not accept trials on a target; empty if it does."""
     if description.machine_class == machine_class:
         return ""
     known = [folder.description for folder in list_target_folders(root) if folder.description]
     if any(other.key == description.key for other in known):
         return ""
-    # Compared with the nearest target of this ledger, the differences are fewest.
+    # Report the differences from the most similar target of this ledger.
     differences = [
         _differences(other._replace(**machine_class._asdict()), description)
         for other in known or [description]
@@ -334,7 +334,7 @@ def _leaves(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
 def merge_ledger(
     source: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
 ) -> ImportResult:
-    """Add to a ledger what another one has and it lacks. The other one is only read.
+    """Import the records of another ledger, which is only read.
 
     Raises:
         UsageError: `source` is not a ledger, is this one, or has no target that is accepted.
@@ -382,16 +382,16 @@ def _read_ledger(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkload]:
 def import_pack(
     path: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
 ) -> ImportResult:
-    """Add to a ledger the records of a pack that it accepts and lacks.
+    """Import the records of a pack that a ledger accepts and lacks.
 
     Raises:
-        UsageError: The file is damaged, is not a pack, or has no target that this ledger accepts;
-            then nothing was changed.
+        UsageError: The file is damaged, is not a pack, or has no target that this ledger accepts; nothing was
+            changed.
         StoreError: The file cannot be read, or the ledger cannot be written.
     """
     with _open_file(path) as file:
         descriptions = _check(path, file)
-        # The same open file is read again, whatever is put in its place meanwhile.
+        # Read the same open file again: the path may have another file by now.
         workloads = _read_workloads(path, file)
         return import_trials(root, str(path), descriptions, workloads, machine_class, checker)
 
@@ -410,7 +410,7 @@ def _open_file(path: Path) -> IO[bytes]:
 
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open pack from its beginning, within the limits."""
+    """Yield the lines of an open pack from its beginning; raises if it exceeds the limits."""
     file.seek(0)
     is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     file.seek(0)
@@ -521,11 +521,10 @@ def _read_targets(path: Path, header: Mapping[str, Json]) -> dict[str, TargetDes
 
 
 def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> str:
-    """Return the target that a workload's line names.
+    """Return the key of the target that a workload's line names.
 
     Returns:
-        Its key; an empty string when the line names none of the targets, or a workload by a key
-        that is not a safe file name.
+        The key; empty if the line names none of the targets, or if the workload's key is not a safe file name.
     """
     try:
         entry = read_object(line)
@@ -545,7 +544,7 @@ def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> s
 
 
 def _read_workloads(path: Path, file: IO[bytes]) -> Iterator[ImportedWorkload]:
-    """Yield the workloads of a pack that was checked, each with its records."""
+    """Yield the workloads of a checked pack, each with its records."""
     lines = _lines(path, file)
     next(lines)
     workload: ImportedWorkload | None = None
@@ -556,7 +555,8 @@ def _read_workloads(path: Path, file: IO[bytes]) -> Iterator[ImportedWorkload]:
             workload = _start_workload(read_object(line))
             is_certain = True
         elif workload is not None:
-            # Without the line that names it, the workload of what follows would not be known.
+            # After an unreadable line, the workload of further records is uncertain: the line may have named another
+            # one.
             is_certain = is_certain and line.startswith(RECORD_STARTS)
             _read_record(line, f"{path}:{number}", workload, is_certain=is_certain)
     if workload is not None:
@@ -594,7 +594,7 @@ def _read_record(
 
 
 class ExportResult(NamedTuple):
-    """The content of a new pack; `problems` are ledger lines that were left out, with their locations."""
+    """The content of a new pack; `problems` names the ledger lines that were left out."""
 
     digest: str
     targets: int
@@ -613,16 +613,16 @@ def export_pack(
     workloads: Sequence[str] = (),
     best: int | None = None,
 ) -> ExportResult:
-    """Write the trials of a ledger into one file, gzipped when its name ends in `.gz`.
+    """Write the records of a ledger into a pack, gzipped if its name ends in `.gz`.
 
-    The file appears complete or not at all.
+    The file is written atomically.
 
     Args:
         path: The file to write.
         root: The ledger.
-        targets: Prefixes of target keys; all targets when empty.
-        workloads: Prefixes of workload keys; all workloads when empty.
-        best: Take only this many of each workload's fastest trials.
+        targets: Prefixes of target keys; empty for all targets.
+        workloads: Prefixes of workload keys; empty for all workloads.
+        best: Export only this many of each workload's fastest trials; None for all.
 
     Raises:
         UsageError: No trial matches, or `path` is a device or a pipe.
@@ -690,12 +690,12 @@ def _write_workload(
     records: WorkloadRecords,
     trials: Sequence[Trial],
 ) -> None:
-    """Write the lines of one workload: its records, with only the chosen trials."""
+    """Write the lines of one workload: the chosen trials and all other records."""
     about, kernel = folder.ledger.description(key), folder.ledger.kernel(key)
-    # That a search space is exhausted is true of all trials together.
+    # The note that a search is exhausted holds only for all trials together.
     exhausted = records.exhausted_searches() if same_trials(records, trials) else []
     line = {"target": folder.key, "workload": key, "about": about.to_json(), "exhausted": exhausted}
-    # The kernel, to which schedules are applied when they are checked.
+    # The importer applies schedules to the kernel to check them.
     line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
     body.write(canonical(line) + b"\n")
     for record in (*trials, *records.notes()):
@@ -711,7 +711,7 @@ def _content_digest(header: Mapping[str, Json], body: IO[bytes]) -> str:
 
 
 def start_digest(header: Mapping[str, Json]) -> hashlib._Hash:
-    """Return the sha256 of a pack after its header, to be updated with the lines below."""
+    """Return a pack's sha256 after its header; it must be updated with the lines that follow."""
     fields = {name: value for name, value in header.items() if name != "digest"}
     return hashlib.sha256(canonical(fields) + b"\n")
 
@@ -721,7 +721,7 @@ def _write_file(path: Path, header: bytes, body: IO[bytes]) -> int:
     body.seek(0)
     with output_file(path) as temporary, open(temporary, "wb") as raw:  # noqa: PTH123
         if path.suffix == ".gz":
-            # Neither the time nor the name of the temporary file belongs to the content.
+            # no time and no file name in the gzip header: equal content must give equal bytes
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
                 packed.write(header)
                 shutil.copyfileobj(body, packed)

@@ -1,7 +1,6 @@
-"""Sharing measured trials through a remote cache: tuning begins with what others have measured.
+"""Share measured trials through a remote cache: a tuning begins with the trials of others.
 
-Whatever happens to the packs in the remote cache, the local ledger is the truth: the next tuning
-uploads its trials again.
+The local ledger is authoritative: if packs in the remote cache get lost, the next tuning uploads its trials again.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _MAX_PACKS: Final = 16
 
 
 class PullResult(NamedTuple):
-    """The trials that a ledger received.
+    """The result of pulling trials into a ledger.
 
     Attributes:
-        packs: How many packs are now in the ledger completely, or were before.
+        packs: How many packs the ledger now contains completely, including earlier ones.
     """
 
     new: int
@@ -59,14 +58,14 @@ class PullResult(NamedTuple):
 
 
 def measured_machine_class(settings: Mapping[str, Json]) -> MachineClass | None:
-    """Return the class of the machine that a `tune` stage measures on; None when it measures nothing."""
+    """Return the machine class that a `tune` stage measures on; None if it measures nothing."""
     if "device" not in settings:
         return None
     return MachineClass(packages.identity("apache-tvm"), settings["device"])
 
 
 def list_machine_classes(store: LocalStore) -> list[MachineClass]:
-    """Return the class of this machine, and the classes with trials in the local ledger."""
+    """Return this machine's class, and all classes with trials in the local ledger."""
     descriptions = [folder.description for folder in list_target_folders(Path(store.ledger))]
     known = [description.machine_class for description in descriptions if description]
     classes = [this_machine_class(), *known]
@@ -77,17 +76,17 @@ def list_machine_classes(store: LocalStore) -> list[MachineClass]:
 
 
 class LedgerSync:
-    """The trials of one run: pulled before a machine is measured on, and pushed afterwards."""
+    """Pulls trials before a run measures on a machine class, and pushes trials afterwards."""
 
     def __init__(self, client: RemoteCacheClient) -> None:
-        """Create it before the client starts: earlier runs may have left trials to push."""
+        """Register a handler; call this before the client starts, since earlier runs may have left trials."""
         self._client = client
         self._pulled: set[str] = set()
         self._lock = threading.Lock()
         client.uploader.add_handler(_SPOOL_PREFIX, self._push)
 
     def pull(self, settings: Mapping[str, Json]) -> None:
-        """Pull what others have measured on the machine class of a `tune` stage, once in a run."""
+        """Pull the trials of others on the machine class of a `tune` stage, once per run."""
         connection = self._client.connection
         machine_class = measured_machine_class(settings)
         if machine_class is None or not connection.access.reads or connection.reads.open:
@@ -102,7 +101,7 @@ class LedgerSync:
                 pull_trials(connection, machine_class)
 
     def offer(self, settings: Mapping[str, Json]) -> None:
-        """Push all trials of the machine class of a `tune` stage while the run goes on."""
+        """Queue the trials of a `tune` stage's machine class, to be pushed in the background."""
         machine_class = measured_machine_class(settings)
         if machine_class is not None:
             text = json.dumps(machine_class._asdict())
@@ -120,7 +119,7 @@ class LedgerSync:
 
 
 def mark_pushed(client: RemoteCacheClient, machine_class: MachineClass) -> None:
-    """Record that no trials of a machine class wait to be pushed."""
+    """Remove a machine class from the queue of trials to push."""
     client.uploader.spool.remove(_spool_item(machine_class))
 
 
@@ -134,9 +133,9 @@ def _spool_item(machine_class: MachineClass) -> str:
 def pull_trials(
     connection: RemoteConnection, machine_class: MachineClass, checker: TraceCheck | None = None
 ) -> PullResult:
-    """Add the trials that others measured on a machine class to the local ledger.
+    """Import the trials that others measured on a machine class into the local ledger.
 
-    A pack that is damaged, not trusted or rejected by the ledger is reported and left out.
+    Packs that are damaged, not trusted or rejected by the ledger are reported and skipped.
 
     Raises:
         TransferError: when the remote cache does not answer.
@@ -171,12 +170,12 @@ def _import(
     ledger: Path,
     checker: TraceCheck | None = None,
 ) -> ImportResult:
-    """Add one pack to a ledger.
+    """Download, verify and import one pack.
 
     Raises:
-        InvalidAction: when no trusted key signed it for this index.
-        Corrupt: when it is missing or damaged.
-        UsageError: when the ledger rejects it.
+        InvalidAction: No trusted key signed the pack for this index.
+        Corrupt: The pack is missing or damaged.
+        UsageError: The ledger rejects the pack.
     """
     verify_index_statement(connection, index_key(machine_class), pack)
     with _temporary_folder(connection.store) as folder:
@@ -191,7 +190,7 @@ def _import(
 
 @contextlib.contextmanager
 def _temporary_folder(store: LocalStore) -> Iterator[Path]:
-    """Yield a folder on the disk of the store that is removed afterwards."""
+    """Yield a temporary folder on the store's disk."""
     parent = Path(store.blobs.temporary_path()).parent
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         yield Path(folder)
@@ -201,7 +200,7 @@ def _temporary_folder(store: LocalStore) -> Iterator[Path]:
 
 
 def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> int:
-    """Upload the local trials of a machine class; return how many there are.
+    """Upload all local trials of a machine class; return their count.
 
     Raises:
         TransferError: when the remote cache does not accept them.
@@ -216,12 +215,12 @@ def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> in
         packs = read_index(connection, key, connection.writes)
         if len(packs) > _MAX_PACKS:
             merged = _merge(connection, packs, machine_class, path)
-            # it has trials that this ledger may lack: it is pulled as any other, and not replaced by this ledger
+            # the merged pack may have trials that this ledger lacks, so it is not recorded as this ledger's own pack
             add_to_index(connection, key, _upload(connection, key, path), merged)
             return trials
         own = _upload(connection, key, path)
     previous = notes.read("ledger", "sent", connection.address, key)
-    # the previous pack of this ledger is contained in the new one
+    # the new pack contains this ledger's previous one and replaces it
     add_to_index(connection, key, own, {previous or ""} - {own.trials.digest})
     notes.write("", "ledger", "taken", own.trials.digest)
     notes.write(own.trials.digest, "ledger", "sent", connection.address, key)
@@ -229,7 +228,7 @@ def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> in
 
 
 def _export(ledger: Path, machine_class: MachineClass, path: Path) -> int:
-    """Write all trials of a machine class into one pack; return how many there are."""
+    """Write all trials of a machine class into one pack; return their count."""
     targets = [
         folder.key
         for folder in list_target_folders(ledger)
@@ -240,7 +239,7 @@ def _export(ledger: Path, machine_class: MachineClass, path: Path) -> int:
     try:
         return export_pack(path, ledger, targets=targets).trials
     except UsageError:
-        # targets without any trial
+        # the targets have no trials
         return 0
 
 
@@ -250,9 +249,9 @@ def _merge(
     machine_class: MachineClass,
     path: Path,
 ) -> set[str]:
-    """Add the trials of packs to the pack at `path`; return the digests of those it now contains.
+    """Merge packs into the pack at `path`; return the digests of the packs that it now contains.
 
-    A separate ledger is used, so that trials which were pruned from the local one stay pruned there.
+    A separate ledger is used, so that trials pruned from the local ledger do not come back there.
     """
     ledger = path.parent / "ledger"
     ledger.mkdir()
@@ -260,7 +259,7 @@ def _merge(
     merged = set()
     for digest, pack in packs.items():
         with contextlib.suppress(InvalidAction, Corrupt, UsageError):
-            # a newer version's trials, which this one cannot read, must not be dropped
+            # keep packs with trials of a newer version, which this version cannot read
             if _import(connection, pack, machine_class, ledger).complete:
                 merged.add(digest)
     _export(ledger, machine_class, path)
@@ -282,10 +281,10 @@ def _blob_ref(path: Path) -> BlobRef:
 
 
 # ---------------------------------------------------------------- remote index
-# For each TVM build and class of device the remote cache has an index: an action that lists packs
-# of trials (see `packs`) by digest, each with a statement of who made it. A writer adds its own
-# pack: it reads the index, writes it with one more, and reads it again to see whether the pack
-# stayed, so of two that write at once the one that was overwritten adds its pack again.
+# For each TVM build and class of device, the remote cache has an index: an action that lists packs of trials (see
+# `packs`) by digest, each with a signed statement. To add a pack, a writer reads the index, writes it with the pack
+# added, and reads it again. If two write at once, the overwritten one sees that its pack is missing, and adds it
+# again.
 
 
 PAYLOAD_TYPE: Final = "application/vnd.tvmflow.trials+json"
@@ -298,7 +297,7 @@ _PAUSE_S: Final = 0.05
 
 
 class SignedPack(NamedTuple):
-    """A pack of trials, and the envelope with the statement of who made it."""
+    """A pack of trials, and the envelope with its signed statement."""
 
     trials: BlobRef
     statement: BlobRef
@@ -312,7 +311,7 @@ def index_key(machine_class: MachineClass) -> str:
 def read_index(
     connection: RemoteConnection, key: str, circuit_breaker: CircuitBreaker
 ) -> dict[str, SignedPack]:
-    """Return the packs of an index by digest; one that cannot be read is reported, and is empty.
+    """Return the packs of an index by digest; an unreadable index is reported and counts as empty.
 
     Raises:
         TransferError: when the remote cache does not answer.
@@ -336,7 +335,7 @@ def read_index(
 def add_to_index(
     connection: RemoteConnection, key: str, pack: SignedPack, replaced: set[str]
 ) -> None:
-    """Add a pack to an index in place of the packs that it replaces, until it stays there.
+    """Add a pack to an index, remove the packs that it replaces, and repeat until the pack stays.
 
     Raises:
         TransferError: when the remote cache does not accept it.
@@ -352,7 +351,7 @@ def add_to_index(
                 files[_PACK_PATH.format(digest)] = listed.trials
                 files[_STATEMENT_PATH.format(digest)] = listed.statement
         connection.put_action(key, signed_actions.encode(files))
-        # longer than another writer takes between its reading and its writing
+        # wait longer than another writer takes from reading to writing
         elapsed_s = time.monotonic() - started
         time.sleep(random.uniform(1, 3) * (elapsed_s + _PAUSE_S))
     if pack.trials.digest not in read_index(connection, key, connection.writes):
@@ -363,16 +362,16 @@ def add_to_index(
 
 
 def make_index_statement(key: str, trials: BlobRef, signer: signing.PrivateKey | None) -> bytes:
-    """Return the envelope that says to which index a pack belongs, signed by `signer` if there is one."""
+    """Return the envelope with the statement to which index a pack belongs, signed if `signer` is given."""
     payload = canonical(_statement(key, trials))
     return canonical(signing.sign_envelope(PAYLOAD_TYPE, payload, (signer,) if signer else ()))
 
 
 def verify_index_statement(connection: RemoteConnection, key: str, pack: SignedPack) -> None:
-    """Accept only a pack that was made for this index, by a trusted key where some are named.
+    """Check that a pack was made for this index, and signed by a trusted key if there are any.
 
     Raises:
-        InvalidAction: when it was not.
+        InvalidAction: The check fails.
         TransferError: when the remote cache does not answer.
     """
     if pack.statement.size > _MAX_STATEMENT_BYTES or pack.trials.size > _MAX_PACK_BYTES:

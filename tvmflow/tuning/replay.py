@@ -1,7 +1,7 @@
-"""Replays recorded schedules: applies each to its kernel again, and names failing ones.
+"""Replay recorded schedules: apply each to its kernel again, and find failing ones.
 
-Nothing here imports TVM but `apply_traces` and `read_kernel`, which run in forked children: an
-imported schedule or kernel may crash the compiler, and that ends one child.
+Only `apply_traces` and `read_kernel` import TVM. They run in forked children, because an imported schedule or kernel
+may crash the compiler, which must end only a child.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplayResult(NamedTuple):
     """The outcome of a replay.
 
     Attributes:
-        unknown: How many workloads were not replayed, because their kernels are not known.
+        unknown: How many workloads were not replayed, because their kernels are unknown.
     """
 
     workloads: int
@@ -43,13 +43,13 @@ class ReplayResult(NamedTuple):
 
 
 def find_kernels(store: LocalStore) -> dict[str, str]:
-    """Return the saved kernels, by workload key, of models whose `extract_tasks` the store has."""
+    """Return the saved kernels, by workload key, from the store's results of `extract_tasks`."""
     kernels: dict[str, str] = {}
     for note in sorted(Path(store.root, "last").glob("*/extract_tasks*")):
         artifact = store.find(note.read_text())
         for file in artifact.files if artifact else ():
             if file.name == "workloads.json":
-                # The next run makes a damaged result again; until then it is not known.
+                # A damaged result is skipped; the next run makes it again.
                 with contextlib.suppress(DamagedBlob):
                     path = Path(store.blobs.verified_path(file.digest))
                     kernels.update(json.loads(path.read_bytes()))
@@ -59,7 +59,7 @@ def find_kernels(store: LocalStore) -> dict[str, str]:
 def replay_ledger(
     root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()
 ) -> ReplayResult:
-    """Apply every trace of the workloads whose kernel is known, and quarantine failing ones."""
+    """Apply every trace of workloads with a known kernel, and quarantine failing trials."""
     workloads = trials = unknown = quarantined = 0
     findings: list[str] = []
     with ForkServer.start(_PRELOADED) as fork_server:
@@ -93,10 +93,10 @@ def replay_ledger(
 
 
 def find_kernel_problem(fork_server: ForkServer, key: str, mod: str) -> str:
-    """Return why a saved kernel is not the one that a workload's key is the digest of; empty if it is.
+    """Return why a saved kernel is unreadable or does not belong to a workload's key; empty if it does.
 
     Raises:
-        StageError: TVM cannot be loaded: no kernel failed.
+        StageError: TVM cannot be loaded.
     """
     outcome = fork_server.call(read_kernel, {"mod": mod}, timeout_s=_TIMEOUT_S)
     if outcome.kind in ("error", "cancelled"):
@@ -113,7 +113,7 @@ def read_kernel(payload: Json, emit: Emit) -> list[str]:
     """Load the saved kernel `mod`: the entry point of the child.
 
     Returns:
-        The reason why it cannot be read, or an empty string; its key.
+        The reason why the kernel cannot be read, or an empty string; and its workload key.
     """
     import tvm
 
@@ -123,7 +123,7 @@ def read_kernel(payload: Json, emit: Emit) -> list[str]:
     try:
         mod = tvm.ir.load_json(payload["mod"])
         return ["", workload_key(mod)]
-    # Whatever TVM raises here is about this kernel.
+    # Any exception of TVM here is a problem of this kernel.
     except Exception as error:
         return [summarize_error(error)[:_MAX_REASON], ""]
 
@@ -135,8 +135,8 @@ class TraceVerdict(NamedTuple):
     """The outcome of applying the trials of a workload.
 
     Attributes:
-        problem: The reason why none can be applied: the kernel; otherwise empty.
-        reasons: The reasons why single trials cannot be, by their ids.
+        problem: The reason why no trial can be applied, a problem with the kernel; otherwise empty.
+        reasons: Why single trials cannot be applied, by id.
     """
 
     problem: str
@@ -144,7 +144,7 @@ class TraceVerdict(NamedTuple):
 
 
 class TraceCheck:
-    """Applies traces to their kernels before a ledger takes them."""
+    """Applies traces to their kernels before a ledger imports them."""
 
     def __init__(self, fork_server: ForkServer, kernels: Mapping[str, str]) -> None:
         self._fork_server = fork_server
@@ -191,8 +191,8 @@ def quarantine_inapplicable(
 def _find_inapplicable(
     fork_server: ForkServer, mod: str, target: Mapping[str, Json], trials: Iterable[Trial]
 ) -> tuple[int, dict[str, str]]:
-    """Return how many trials were applied, and why some cannot be, by their ids."""
-    # What did not apply when it was measured is a known failure, which stays.
+    """Return how many trials were applied, and why some failed, by id."""
+    # Trials that already failed to apply when they were measured stay in the ledger as failures.
     chosen = [trial for trial in trials if not (trial.failure and trial.failure.phase == "apply")]
     reasons = _failure_reasons(fork_server, mod, dict(target), chosen) if chosen else {}
     return len(chosen), {
@@ -209,7 +209,7 @@ def _cannot_apply(message: str) -> StageError:
 def _failure_reasons(
     fork_server: ForkServer, mod: str, target: Json, trials: Sequence[Trial]
 ) -> dict[str, str]:
-    """Return the reasons why trials do not apply, by their ids."""
+    """Return why trials do not apply, by id."""
     payload = {"mod": mod, "target": target, "traces": [trial.trace for trial in trials]}
     outcome = fork_server.call(apply_traces, payload, timeout_s=_TIMEOUT_S + len(trials))
     if outcome.kind == "ok":
@@ -232,7 +232,7 @@ def apply_traces(payload: Json, emit: Emit) -> list[str]:
     """Apply `traces` to the saved workload `mod` for a `target`: the entry point of the child.
 
     Returns:
-        For each trace the reason why it does not apply; an empty string when it does.
+        For each trace, the reason why it does not apply; empty if it applies.
     """
     import tvm
 
@@ -246,7 +246,7 @@ def apply_traces(payload: Json, emit: Emit) -> list[str]:
     for trace in payload["traces"]:
         try:
             apply_trace(mod, trace)
-        # Whatever TVM raises here is about this trace.
+        # Any exception of TVM here is a problem of this trace.
         except Exception as error:
             reasons.append(summarize_error(error)[:_MAX_REASON])
         else:

@@ -1,7 +1,7 @@
-"""The roofline: the measured speed of kernels against what the machine can do (Williams et al. 2009).
+"""The roofline: the speed of kernels against the machine's peak (Williams et al. 2009).
 
-The bandwidth is that of the cache, or of the memory, that as many bytes fit into, as in the
-cache-aware roofline of Ilic et al. (2014): a kernel that is timed alone finds its data there.
+The bandwidth depends on the kernel's working set: it is the bandwidth of the cache (or memory) that the data fit
+into, as in the cache-aware roofline of Ilic et al. (2014). A kernel that is timed alone finds its data there.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from tvmflow.core.types import Json
 if TYPE_CHECKING:
     import tvm
 
-# A matrix product that stays in the registers and the first cache of each core.
+# The sizes of a matmul whose data stay in the registers and the L1 cache of each core.
 _ROWS: Final = 60
 _DEPTH: Final = 64
 _VECTORS: Final = 4
 _PIECES_PER_CORE: Final = 16
 _TILES: Final = 6
-# Many short repeats: on a busy machine some of them are not interrupted, and the fastest one counts.
+# The fastest of many short repeats counts: on a busy machine, some of them are not interrupted.
 _REPEATS: Final = 50
-# Sums of four arrays, as most kernels read more than they write; bytes of all five.
+# The bandwidth kernel adds four arrays, because most kernels read more than they write. `_TRANSFERRED_BYTES` is the
+# size of all five arrays.
 _SUMMED: Final = 4
 _TRANSFERRED_BYTES: Final = tuple(4**power << 18 for power in range(5))
 _FLOAT_BYTES: Final = 4
@@ -50,24 +51,24 @@ class Roofline(NamedTuple):
 
     Attributes:
         gflops: The peak of arithmetic in float32, in GFLOPS.
-        bandwidths: (working set in bytes, bandwidth in bytes per second), by size, for data that is
-            read and written repeatedly.
+        bandwidths: (working set in bytes, bandwidth in bytes per second), sorted by size, for data that is read and
+            written repeatedly.
     """
 
     gflops: float
     bandwidths: tuple[tuple[float, float], ...]
 
     def bandwidth(self, size: float) -> float:
-        """Return the most bytes per second for `size` bytes of data."""
+        """Return the peak bandwidth in bytes per second for `size` bytes of data."""
         largest = self.bandwidths[-1][0]
         return max(speed for known, speed in self.bandwidths if known >= min(size, largest))
 
     def least_seconds(self, mod: str, flops: float) -> float:
-        """Return the seconds that a call of a workload takes at the roofline.
+        """Return the seconds per call of a workload at the roofline.
 
         Args:
             mod: The saved module of the workload.
-            flops: Arithmetic operations of one call; those at dynamic shapes are counted anew.
+            flops: Arithmetic operations of one call; for dynamic shapes, they are counted at each size instead.
         """
         import tvm
 
@@ -90,14 +91,14 @@ class Roofline(NamedTuple):
         tensors = [entry for entry in argument_shapes(mod, sizes) if not isinstance(entry, int)]
         bits = [math.prod(shape) * tvm.DataType(dtype).bits for shape, dtype in tensors]
         transferred = sum(bits) / 8
-        # The peaks of other types are others.
+        # The peak is measured in float32, and other types have other peaks.
         is_float32 = all(dtype == "float32" for _, dtype in tensors)
         computing_s = flops / (self.gflops * 1e9) if is_float32 else 0.0
         return float(max(computing_s, transferred / self.bandwidth(transferred)))
 
 
 def measure_peak(payload: Json, emit: Emit) -> Json:
-    """Measure a matrix product for `target` in each core's first cache: the entry point of a child.
+    """Measure a matmul for `target` in each core's L1 cache: the entry point of a child.
 
     Returns:
         `gflops`: The peak in GFLOPS; None for a target without a model of its CPU.
@@ -141,7 +142,7 @@ def measure_roofline(payload: Json, emit: Emit) -> Json:
     """Measure the peak and the bandwidths: the entry point of a child.
 
     Args:
-        payload: `target`, TVM's mapping of the target, and `rules_version`, that of the schedule rules.
+        payload: `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
         emit: Not used.
 
     Returns:
@@ -155,7 +156,7 @@ def measure_roofline(payload: Json, emit: Emit) -> Json:
 
 
 def _measure_bandwidth(payload: Json, size: float) -> float:
-    """Return the bytes per second of a sum of arrays that take `size` bytes with their sum."""
+    """Return the bytes per second when adding arrays; inputs and result take `size` bytes together."""
     import tvm
     from tvm import te
 
@@ -175,12 +176,12 @@ def _measure_bandwidth(payload: Json, size: float) -> float:
 
 
 class MeasuredKernel(NamedTuple):
-    """A kernel that was measured by itself.
+    """The times of a kernel that was measured in isolation.
 
     Attributes:
-        untuned_us: Its time in µs of one call, with its untuned schedule.
-        tuned_us: The same with the chosen schedule; None if it stays untuned.
-        flops: The arithmetic operations of a call; None or 0 for none.
+        untuned_us: The µs per call with the untuned schedule.
+        tuned_us: The µs per call with the chosen schedule; None if it stays untuned.
+        flops: The arithmetic operations per call; None or 0 if there are none.
     """
 
     name: str
@@ -191,22 +192,22 @@ class MeasuredKernel(NamedTuple):
 
     @property
     def call_us(self) -> float:
-        """The time in µs of one call, with the schedule that it has."""
+        """The µs per call with the schedule that the library uses."""
         return self.untuned_us if self.tuned_us is None else self.tuned_us
 
 
 def gflops(kernel: MeasuredKernel) -> float | None:
-    """Return the GFLOPS of a kernel; None without arithmetic."""
+    """Return the GFLOPS of a kernel; None if it has no arithmetic operations."""
     return kernel.flops / kernel.call_us / 1e3 if kernel.flops and kernel.call_us else None
 
 
 def gflops_text(value: float, peak: float | None) -> str:
-    """Return GFLOPS, with their share of the machine's peak where that is known."""
+    """Format GFLOPS, with the share of the machine's peak if `peak` is known."""
     return f"{value:.0f} ({value / peak:.0%})" if peak else f"{value:.0f}"
 
 
 def render_roofline(kernels: Sequence[MeasuredKernel], peak: float | None) -> str:
-    """Return an SVG with a bar for each kernel that does arithmetic, and a line at the peak."""
+    """Render an SVG with a bar for each kernel that has arithmetic operations, and a line at the peak."""
     ordered = sorted(kernels, key=lambda kernel: (-kernel.calls * kernel.untuned_us, kernel.name))
     rows = [(kernel, value) for kernel in ordered if (value := gflops(kernel))][:_MAX_BARS]
     top = max([peak or 0.0, *(value for _, value in rows), 1e-9])

@@ -53,7 +53,8 @@ class Limits(NamedTuple):
     """Limits on the loss of accuracy; None if the recipe has none.
 
     Attributes:
-        accuracy_drop: The largest allowed loss of top-1 accuracy, in percentage points. error: The largest allowed
+        accuracy_drop: The largest allowed loss of top-1 accuracy, in percentage points.
+        error: The largest allowed
         relative root mean square error of an output.
     """
 
