@@ -54,8 +54,7 @@ class Limits(NamedTuple):
 
     Attributes:
         accuracy_drop: The largest allowed loss of top-1 accuracy, in percentage points.
-        error: The largest allowed
-        relative root mean square error of an output.
+        error: The largest allowed relative root mean square error of an output.
     """
 
     accuracy_drop: float | None = None

@@ -45,8 +45,7 @@ class Tolerance(NamedTuple):
             each axis: an output may contain values of several kinds, such as pixels beside probabilities.
         step: The absolute tolerance is at least this step, but for the step at most a quarter of the largest value.
         rms: The limit on the root mean square error, relative to the root mean square of the output.
-        scale: The
-        limit on |factor - 1|, where the output as a whole is the reference's times a factor.
+        scale: The limit on |factor - 1|, where the output as a whole is the reference's times a factor.
         exact_integers: Whether integers and booleans must be equal.
         slice_scale: The same limit as `scale` for each slice along an axis, such as a channel.
     """

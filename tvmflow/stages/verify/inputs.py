@@ -164,9 +164,8 @@ class ReferenceOutputs(NamedTuple):
     Attributes:
         outputs: Outputs and inner tensors by name, for each batch.
         undetected: How a wrong library could pass (see `comparison.find_undetected`), by output.
-        random_inputs: The
-        distribution of random inputs; empty for the usual one, and for samples. added: How many samples, the last
-        ones, were added for outputs that are indices.
+        random_inputs: The distribution of random inputs; empty for the usual one, and for samples.
+        added: How many samples, the last ones, were added for outputs that are indices.
     """
 
     samples: Samples

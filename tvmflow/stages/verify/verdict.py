@@ -116,8 +116,8 @@ class OutputComparison(TypedDict, total=False):
         incomparable: Why the reference's output cannot be compared with; no other field is present then.
         atol: The absolute tolerance; the largest one if elements have different ones.
         max_rel_error_above_atol: The largest relative error of the elements whose error exceeds atol.
-        error_of_largest: The largest absolute error, relative to the output's largest absolute value. rms_error:
-        The root mean square error, relative to the root mean square of the output.
+        error_of_largest: The largest absolute error, relative to the output's largest absolute value.
+        rms_error: The root mean square error, relative to the root mean square of the output.
         cosine_similarity: The cosine similarity of both outputs as vectors; absent if one is zero.
         scale: The least-squares factor from the reference's output to the library's.
         best_class_agreement: The share of samples with the same argmax; only for scores of classes.
