@@ -166,8 +166,7 @@ class _Candidates(NamedTuple):
         tables: The lookup tables of the model.
         floats: The float weights by the variable of their layer; weights that cannot be evaluated are missing.
         ranged: The tensors whose range calibration determines.
-        shared: `ranged`, and the tensors that get the scale
-        of one of them.
+        shared: `ranged`, and the tensors that get the scale of one of them.
         states: The recurrent layers whose state may become int8, with the tensor of the initial state. Calibration
             checks its range. None stands for an initial state that is known to lie between -1 and 1.
         emulation: The model with parameters that emulate integers; None if each call computes ranges.
