@@ -1,6 +1,6 @@
-"""One session on a remote device, and the functions that children run with it.
+"""Use remote devices behind TVM's RPC: sessions, pools, and the functions that children run.
 
-The children build kernels on this machine, or send built ones to the device and time them there.
+The children build kernels on this machine, or send built kernels to the device and time them there.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from tvmflow.tuning.measurer import (
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import PhaseReporter, PhaseSpans, read_failure, report_failure
 
-# A session that its own server does not end in time is ended here so much later.
+# If a session's server does not end it in time, it is ended here after these additional seconds.
 _GRACE_S: Final = 2.0
-# How many sessions may fail before the device counts as faulty, and before the candidate does.
+# The failed sessions after which the devices count as faulty, and after which the candidate does.
 _MAX_DEVICE_FAULTS: Final = 3
 _MAX_CANDIDATE_FAILURES: Final = 2
-# Waiting ends when no device became free for as long as this many sessions may take.
+# Waiting ends if no device became free for the longest duration of this many sessions.
 _PATIENCE_SESSIONS: Final = 10
 _POLL_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 MayContinue = Callable[[], bool]
-"""Asked before work begins; false ends the waiting for a device."""
+"""Is called before work begins; returning False ends the wait for a device."""
 
 
 class RpcEndpoint(NamedTuple):
-    """The place where devices are requested: those with `key` at a tracker (`HOST:PORT`).
+    """Where devices are requested: at a tracker (`HOST:PORT`), by their `key`.
 
     Attributes:
         priority: The priority of the requests; the tracker serves higher ones first.
-        timeout_s: The longest that a session may take.
+        timeout_s: The time limit of a session.
     """
 
     tracker: str
@@ -93,7 +93,7 @@ class RpcEndpoint(NamedTuple):
 
 
 class SessionResult(NamedTuple):
-    """The result of a call in a child: its value, or its failure; and the device's address."""
+    """The result of a call in a child: a value or a failure, and the device's address."""
 
     value: Json
     failure: Failure | None
@@ -101,7 +101,7 @@ class SessionResult(NamedTuple):
 
 
 class DevicePool:
-    """The devices of one endpoint. Safe to use from several threads."""
+    """The devices of one endpoint. Safe to use in several threads."""
 
     def __init__(self, endpoint: RpcEndpoint, fork_server: ForkServer, log: Path | None) -> None:
         self.endpoint = endpoint
@@ -116,7 +116,7 @@ class DevicePool:
         """Return the number of devices, busy or free.
 
         Raises:
-            StageError: There is none.
+            StageError: There is no device.
         """
         devices = self._tracker.list_devices()
         if self.endpoint.key not in devices:
@@ -130,19 +130,19 @@ class DevicePool:
         may_continue: MayContinue = lambda: True,
         sessions: int = 1,
     ) -> SessionResult | None:
-        """Run a function with a device in a child; again on another device if the device fails.
+        """Run a function in a child that uses a device; if the device fails, try another one.
 
         Args:
             function: The function, or its `module:name`; its payload gets the field `session`.
             payload: The other fields.
-            may_continue: Asked while it waits for a device.
-            sessions: The time limit in numbers of sessions.
+            may_continue: Is called while waiting for a device.
+            sessions: The time limit, as a multiple of a session's limit.
 
         Returns:
-            The result; None when `may_continue` turned false before the call began.
+            The result; None if `may_continue` returned False before the call began.
 
         Raises:
-            StageError: Neither the function nor one device is the cause.
+            StageError: A failure that neither the function nor a single device causes.
         """
         timeout_s = self.endpoint.timeout_s * sessions
         faults = failures = 0
@@ -176,7 +176,7 @@ class DevicePool:
     # ---------------------------------------------------------------- waiting for a device
 
     def _wait_for_device(self, may_continue: MayContinue) -> DeviceLease | None:
-        """Return a lease, however long others need the devices, as long as there are any."""
+        """Wait for a device and lease it; there is no time limit while others use the devices."""
         started = last_poll = last_seen = time.monotonic()
 
         def keep_waiting() -> bool:
@@ -188,7 +188,7 @@ class DevicePool:
                 if self.endpoint.key in devices:
                     last_seen = instant
                 elif instant - last_seen > self.endpoint.timeout_s:
-                    # A server that is being restarted had the time for it.
+                    # A restarting server had enough time to register again.
                     raise self._no_device_error(devices)
                 self._check_patience(started, devices.get(self.endpoint.key))
             return may_continue()
@@ -199,7 +199,7 @@ class DevicePool:
         return lease
 
     def _check_patience(self, started: float, devices: DevicePoolStatus | None) -> None:
-        """Check that a device was used or became free lately."""
+        """Raise StageError if no device was used or became free for too long."""
         idle_s = time.monotonic() - max(started, self._last_change)
         if self._sessions or idle_s < _PATIENCE_SESSIONS * self.endpoint.timeout_s:
             return
@@ -239,7 +239,7 @@ class DevicePool:
         timeout_s: float,
         server: str = "",
     ) -> SessionResult:
-        """Run a function in a child of this machine; `server` is the device that it uses, if any."""
+        """Run a function in a child on this machine; `server` is the device it uses, or empty."""
         phases = PhaseSpans()
         outcome = self._fork_server.call(
             function,
@@ -252,23 +252,23 @@ class DevicePool:
         return SessionResult(outcome.value, read_failure(outcome, phases.names), server)
 
 
-# Larger arguments are filled on the device: the network is slow.
+# Larger arguments are filled with random values on the device, because the network is slow.
 _LARGE_BYTES: Final = 1 << 16
 _FILL_FUNCTION: Final = "tvm.contrib.random.random_fill_for_measure"
 
 
 class RpcDevice:
-    """A session on a remote device that was leased for it; its server ends the session in time."""
+    """A session on a leased remote device; its server enforces the time limit."""
 
     def __init__(self, payload: Mapping[str, Json]) -> None:
         """Connect to the device.
 
         Args:
-            payload: That of `DevicePool.call`: `target`, and `session` with host, port, the key
-                that the server expects, and the time limit in seconds.
+            payload: The payload of `DevicePool.call`, with `target`, and `session`: host, port, the key that the
+                server expects, and the time limit in seconds.
 
         Raises:
-            StageError: The device does not run what the target is for.
+            StageError: The device cannot run code for the target.
         """
         from tvm import rpc
 
@@ -282,12 +282,12 @@ class RpcDevice:
             self._use_threads(threads)
 
     def load_library(self, library: Path) -> Any:
-        """Send a shared library to the device and return it, loaded there."""
+        """Send a shared library to the device, and load it there."""
         self._session.upload(str(library), library.name)
         return self._session.load_module(library.name)
 
     def make_arguments(self, mod: str) -> list[list[Any]]:
-        """Return arguments on the device for each measurement of a saved workload."""
+        """Make arguments on the device for each measurement of a saved workload."""
         import tvm
 
         fill = self._find_function(_FILL_FUNCTION)
@@ -348,7 +348,8 @@ def build_kernels(payload: Json, emit: Emit) -> Json:
     """Build the schedules `traces` of a `KernelRequest` as shared libraries in `folder`.
 
     Returns:
-        `libraries`, None for a schedule that does not apply, except for the first one; and the `rule` of that.
+        `libraries`, with None for a schedule that does not apply, and the `rule` of the first schedule, which must
+        apply.
     """
     request = measure.KernelRequest.from_json(payload)
 
@@ -366,7 +367,7 @@ def build_kernels(payload: Json, emit: Emit) -> Json:
                     export_library(measure.build(mod, request.target), library, request.target)
             except TvmflowError:
                 raise
-            # TVM raises anything for a trace that does not apply; those after the first one go on.
+            # TVM raises various exceptions for a trace that does not apply. Only the first one must apply.
             except Exception:
                 if not number:
                     raise
@@ -408,13 +409,13 @@ _MAX_JOBS: Final = 64
 
 
 class _OutOfTime(Exception):
-    """A job was waiting for a device when the time was up."""
+    """The time limit ended while a job was waiting for a device."""
 
 
 class RemoteMeasurer(Measurer):
-    """A measurer whose candidates run on a pool of devices, as many at once as there are devices.
+    """Measures candidates on all devices of a pool at once.
 
-    There are as many builders as this machine has cores. `folder` holds the libraries that are sent to devices.
+    There are as many builders as this machine has cores. `folder` is for the libraries that are sent to devices.
     """
 
     def __init__(
@@ -439,7 +440,7 @@ class RemoteMeasurer(Measurer):
         record: RecordTrial,
         may_continue: MayContinue = lambda: True,
     ) -> None:
-        """Measure all jobs, except jobs that wait for a device when `may_continue` turns false."""
+        """Measure all jobs, except jobs still waiting for a device when `may_continue` returns False."""
         if not jobs:
             return
         self._builders = min(self._pool.size() + self._cores, _MAX_JOBS)
@@ -465,7 +466,7 @@ class RemoteMeasurer(Measurer):
             **({"threads": threads} if (threads := split_threads(target)[1]) else {}),
             "server": session.server,
         }
-        # The load of the device is not known.
+        # The load of the device is unknown.
         return self._make_trial(job, session.value, session.failure, host)
 
 

@@ -1,7 +1,7 @@
-"""The search: spends the budget on trials that the ledger lacks, and records each of them.
+"""Search for schedules: spend the budget on trials that the ledger lacks, and record each trial.
 
-The ledger is the only memory. Its trials are fed back into the search and its cost model, are
-counted in the budget, and are never measured again.
+The ledger is the only state. Its trials feed the search and its cost model, count in the budget, and are never
+measured again.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# No remaining time is shown before this many trials: the first ones start slowly.
+# The remaining time is shown after this many trials: the first ones are slow.
 _FEWEST_TRIALS: Final = 8
-# An untuned kernel that takes longer is timed once.
+# Untuned kernels that take longer are timed once.
 _SLOW_S: Final = 0.1
-# This many of the best schedules from a similar target are measured first. Such a target has the same code, but
-# another number of threads or another device, so its times are not valid here.
+# Up to this many of the best schedules on near targets are measured first. A near target has the same code, but
+# another thread count or device, so its times are not valid here.
 _MAX_STARTING_POINTS: Final = 8
-# Evolution costs what its population costs, whatever the batch: four candidates for each one
-# that is measured keep it at about the price of building that one.
+# The cost of evolution depends on its population and not on the batch. With four candidates for each measured one, it
+# is about the cost of building that one.
 _POPULATION: Final = 4 * BATCH_SIZE
-# How many trials of a workload the cost model and the population start from.
+# The most trials of a workload from which the cost model and the population start.
 _MAX_RECALLED: Final = 256
 _MAX_DRAWS: Final = 6
 
 
 class Tuning:
-    """A tuning: spends the part of the budget that the ledger lacks.
+    """A tuning: measures the trials of the budget that the ledger lacks.
 
-    Killed at any moment and run again, it resumes, and only the trials are lost that were being measured.
+    If it is killed and run again, it resumes, and loses only the trials that were being measured.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Tuning:
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._noted_s = dict.fromkeys(self._tasks, 0.0)
         self._reused_s = 0.0
-        # With no time at all, the trials that the ledger has are counted.
+        # With 0 minutes, nothing is measured: only the trials in the ledger are used.
         self._measures = options.rules.minutes != 0
         self._proposals: dict[str, Proposals] = {}
         self._spent_in_round = 0
@@ -162,7 +162,7 @@ class Tuning:
         )
 
     def _measure_untuned(self) -> dict[str, float]:
-        """Return the seconds of each untuned kernel that can be run: the times that tuning has to beat."""
+        """Return the seconds of each untuned kernel that can be run, which tuning has to beat."""
         known = self._read_untuned()
         missing = [task for key, task in self._tasks.items() if key not in known]
         version = self._context.rules_version
@@ -178,7 +178,7 @@ class Tuning:
             if trial.run_secs:
                 self._trials[task.key].record_untuned(version, trial.seconds, least_s)
 
-        # Beside that time a kernel that takes seconds gets the first look alone.
+        # With this as the best time, a kernel that takes seconds is measured only once, in its first look.
         jobs = [
             MeasureJob(
                 id=task.key,
@@ -202,11 +202,11 @@ class Tuning:
         return self._spent_s() < self._options.rules.seconds
 
     def _spent_s(self) -> float:
-        """Return the seconds of the budget that are spent, by earlier searches on what is reused of them too."""
+        """Return the spent seconds of the budget, including what earlier searches spent on reused trials."""
         return self._reused_s + self._clock.now() - self._started
 
     def _note_time(self, keys: Iterable[str]) -> None:
-        """Have the ledger know the time that was spent on workloads since it was last noted."""
+        """Record the time spent on workloads since the last record in the ledger."""
         for key in keys:
             trials, new_s = self._trials[key], self._seconds[key] - self._noted_s[key]
             if new_s > 0 and len(trials):
@@ -215,7 +215,7 @@ class Tuning:
                 trials.add([SearchTime(round(earlier_s + new_s, 3), len(trials), timestamp())])
 
     def _note_end(self) -> None:
-        """Have the ledger know that each workload has had its share of this budget."""
+        """Record in the ledger that a search with this budget ended for each workload."""
         rules, tasks = self._options.rules, list(self._tasks.values())
         name = end_name(self._options.name, rules)
         shares = find_time_shares(tasks, self._trials, self._context.rules_version)
@@ -226,7 +226,7 @@ class Tuning:
     # ---------------------------------------------------------------- one round of the budget
 
     def _run_round(self, planned: Mapping[str, int]) -> None:
-        """Give each workload its trials: those of the ledger first, measured ones beyond that."""
+        """Give each workload its trials: first those in the ledger, then measured ones."""
         goals = {key: self._budget.spent_on(key) + count for key, count in planned.items()}
         measured_before = dict(self._measured)
         self._spent_in_round = sum(
@@ -234,7 +234,7 @@ class Tuning:
             for key, goal in goals.items()
         )
         with contextlib.ExitStack() as locks:
-            # Always in one order, so that two runs never wait for each other.
+            # Lock in a fixed order, so that two runs cannot deadlock.
             is_missing = (key for key in goals if len(self._trials[key]) < goals[key])
             for key in sorted(is_missing) if self._measures else ():
                 with self._clock.waiting():
@@ -246,7 +246,7 @@ class Tuning:
         for key, count in planned.items():
             first = self._budget.spent_on(key)
             trials = self._trials[key].in_order()[first : first + count]
-            # Without time left, the next round ends the run.
+            # If no time is left, too few trials do not mean that the space is exhausted: the next round ends the run.
             is_exhausted = len(trials) < count and (is_time_left or not self._measures)
             reused = max(len(trials) - (self._measured[key] - measured_before[key]), 0)
             times = [trial.seconds for trial in trials]
@@ -263,7 +263,7 @@ class Tuning:
         }
 
     def _measure_candidates(self, missing: Mapping[str, int]) -> bool:
-        """Measure new candidates of workloads; return whether there were any."""
+        """Propose and measure new candidates; return whether there were any."""
         if self._first_trial_s is None:
             self._first_trial_s = self._clock.now()
         chosen = self._propose(missing)
@@ -300,7 +300,7 @@ class Tuning:
         self._seconds[key] += self._clock.now() - start
 
     def _propose(self, missing: Mapping[str, int]) -> list[tuple[str, Candidate]]:
-        """Return up to this many new candidates of each workload, and mark exhausted searches."""
+        """Return up to `missing` new candidates for each workload, and mark exhausted searches."""
         chosen: list[tuple[str, Candidate]] = []
         for key, count in missing.items():
             with self._timed(key, "candidates"):
@@ -340,7 +340,7 @@ class Tuning:
         return self._proposals[key]
 
     def _quarantine_inapplicable(self, mod: str, trials: WorkloadLedger) -> None:
-        """Quarantine what does not apply; a trace that no search wrote can crash the process that applies it."""
+        """Quarantine trials that do not apply, in a child: a foreign trace could crash this process."""
         quarantine_inapplicable(self._fork_server, mod, self._context.target, trials)
 
     @functools.cached_property
@@ -374,7 +374,7 @@ class Tuning:
         }
 
     def _latencies(self) -> dict[str, float | None]:
-        """Return the estimated latency (µs) untuned and with the best trials, of the kernels that are timed."""
+        """Return the estimated latency (µs) of all timed kernels, untuned and with their best trials."""
         timed = [task for key, task in self._tasks.items() if key in self._untuned]
         untuned = sum(task.calls * self._untuned[task.key] for task in timed)
         best = sum(
@@ -388,7 +388,7 @@ class Tuning:
         }
 
     def _seconds_left(self, done: int) -> float | None:
-        """Return how long the rest of the budget takes; None as long as too few trials say it."""
+        """Return the estimated seconds for the rest of the budget; None after too few trials."""
         now, limit = self._clock.now(), self._options.rules.seconds
         measured = sum(self._measured.values())
         limits = [] if math.isinf(limit) else [max(limit - self._spent_s(), 0.0)]
@@ -444,15 +444,15 @@ def _microseconds(seconds: float | None) -> float | None:
 
 
 CheckTrials = Callable[[str, WorkloadLedger], None]
-"""Takes a saved module and trials, and quarantines trials that do not apply to it."""
+"""A function that quarantines those trials that do not apply to a saved module."""
 
 
 class StartingPoints:
     """The best trials of workloads on near targets.
 
     Attributes:
-        measured: How many of them were measured here.
-        targets: The near targets that they are from, for people.
+        measured: How many of these trials were measured on this target.
+        targets: Readable texts of the near targets that these trials are from.
     """
 
     def __init__(self, ledger: Ledger, check: CheckTrials) -> None:
@@ -464,7 +464,7 @@ class StartingPoints:
         _log.debug("near targets: %s", [folder.text for folder in self._near])
 
     def find(self, key: str, mod: str) -> list[Trial]:
-        """Return the best trials of a workload, those of the nearest target first."""
+        """Return the best trials of a workload, with the nearest target's first."""
         best: dict[str, Trial] = {}
         for folder in self._near:
             trials = WorkloadLedger(folder.path / f"{key}.jsonl")
@@ -476,7 +476,7 @@ class StartingPoints:
         return list(best.values())
 
     def record(self, trial_id: str) -> None:
-        """Count a trial that was measured here, if it is one of these."""
+        """Count a measured trial if it is a starting point."""
         if trial_id in self._origins:
             self.measured += 1
             if self._origins[trial_id] not in self.targets:
@@ -484,7 +484,7 @@ class StartingPoints:
 
 
 def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
-    """Return the targets with the same code: of the same device first, then with similar threads."""
+    """Return the targets with the same code; same devices first, then by similar thread count."""
     folders = list_target_folders(ledger.folder.parent)
     own = next((folder.description for folder in folders if folder.path == ledger.folder), None)
     if own is None:
@@ -506,7 +506,7 @@ def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
 
 
 class Candidate(NamedTuple):
-    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object."""
+    """A schedule not measured on this target; `proposal` is MetaSchedule's object, or None."""
 
     id: str
     trace: Json
@@ -514,16 +514,16 @@ class Candidate(NamedTuple):
 
 
 def make_cost_model(kind: str) -> Any:
-    """Return MetaSchedule's cost model of a name.
+    """Make MetaSchedule's cost model of this kind.
 
     Raises:
-        EnvironmentProblem: A package that it needs is not installed.
+        EnvironmentProblem: A package that the cost model needs is not installed.
     """
     from tvm.s_tir import meta_schedule as ms
 
     if kind == "xgb":
-        # Batches are small: the model may predict after the first one. With several threads,
-        # which wait for each other every few microseconds, training took ten times as long.
+        # Batches are small, so the model may predict after the first one. With several threads, training took ten
+        # times as long, because they wait for each other every few microseconds.
         return ms.cost_model.XGBModel(num_warmup_samples=BATCH_SIZE, num_tuning_cores=1)
     try:
         return ms.cost_model.CostModel.create(kind)
@@ -537,10 +537,10 @@ def make_cost_model(kind: str) -> Any:
 class Proposals:
     """The search for one workload: proposes new schedules and learns from measured ones.
 
-    It begins with the best schedules on near targets. A kernel that a schedule rule fits has the rule's candidates,
-    ranked by estimated cost, and no others. For other kernels, MetaSchedule proposes random schedules, and then
-    evolves them: that needs a measured population, and without one costs forty times as much for the same.
-    MetaSchedule fails on loops of dynamic extents (apache-tvm 0.27).
+    It begins with the best schedules on near targets. If a schedule rule fits the kernel, only the rule's candidates
+    follow, ranked by estimated cost. For other kernels, MetaSchedule proposes random schedules, then evolves them.
+    Evolution needs a measured population: without one, the same result costs forty times as much. MetaSchedule fails
+    on loops of dynamic extents (apache-tvm 0.27).
 
     Attributes:
         problems: A sentence for each part of the search that failed.
@@ -557,8 +557,8 @@ class Proposals:
     ) -> None:
         """Prepare the search for a saved module.
 
-        `find_cost_model` returns MetaSchedule's cost model, which workloads share; None for a workload with dynamic
-        shapes. `starting_points` are trials on near targets.
+        `find_cost_model` returns MetaSchedule's cost model, which all workloads share; it is None for a workload with
+        dynamic shapes. `starting_points` are trials on near targets.
         """
         import tvm
         from tvm.s_tir import meta_schedule as ms
@@ -575,7 +575,7 @@ class Proposals:
         self._rule_candidates: Iterator[Candidate] = iter(())
         if find_cost_model is None or options.strategy == "evolutionary":
             candidates = self._generate_rule_candidates(context)
-            # the first one is that of the untuned kernel, which was measured
+            # skip the first candidate, the untuned kernel, which was measured already
             if next(candidates, None) is not None or find_cost_model is None:
                 self._rule_candidates = candidates
                 return
@@ -598,7 +598,7 @@ class Proposals:
             )
 
     def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
-        """Yield the schedules of the rule that fits the kernel, that of the untuned kernel first."""
+        """Yield the schedules of the rule that fits the kernel; the first one is the untuned kernel's."""
         from tvmflow.compiler import generate_schedules
 
         choices = generate_schedules(self._mod, context.target, context.rules_version)
@@ -615,7 +615,7 @@ class Proposals:
             rand_state=self._seed,
             num_threads=self._threads,
         )
-        # The budget ends the search, not MetaSchedule.
+        # MetaSchedule must not end the search: the budget does.
         context.pre_tuning(
             max_trials=1 << 30,
             num_trials_per_iter=BATCH_SIZE,
@@ -628,7 +628,7 @@ class Proposals:
     # ---------------------------------------------------------------- proposing
 
     def propose(self, size: int) -> list[Candidate]:
-        """Return up to `size` schedules that the ledger lacks; none when the space seems exhausted."""
+        """Return up to `size` schedules that the ledger lacks; none if the space seems exhausted."""
         self._recall()
         fresh: dict[str, Candidate] = {}
         known = (
@@ -648,7 +648,7 @@ class Proposals:
         return Candidate(trial_id(trace), trace, self._make_proposal(schedule))
 
     def _replay(self, trial: Trial) -> Candidate:
-        """Return a recorded schedule as a candidate. Raises what TVM raises."""
+        """Return a recorded schedule as a candidate. Raises any exception of TVM."""
         proposal = self._make_proposal(apply_trace(self._mod, trial.trace))
         return Candidate(trial.id, trial.trace, proposal)
 
@@ -664,9 +664,9 @@ class Proposals:
         return self._evolution is not None and len(self._trials) >= BATCH_SIZE
 
     def _draw(self) -> Iterator[Candidate]:
-        """Yield schedules of MetaSchedule; the last ones are random, because evolution does not reach all."""
+        """Yield schedules from MetaSchedule; the last ones are random, because evolution misses some."""
         if self._can_evolve:
-            # Random schedules of an earlier draw are worse than what evolution finds.
+            # Drop random schedules of an earlier draw: evolution finds better ones.
             self._left_over.clear()
         while self._left_over:
             yield self._left_over.popleft()
@@ -680,7 +680,7 @@ class Proposals:
                 yield self._left_over.popleft()
 
     def _evolve(self) -> Sequence[Any]:
-        """Return a batch from evolution. A trial that it cannot mutate must not end the tuning."""
+        """Return a batch from evolution; if it fails, on a trial it cannot mutate, go on without it."""
         try:
             return self._evolution.generate_measure_candidates() or []
         except RuntimeError as error:
@@ -715,7 +715,7 @@ class Proposals:
                 )
 
     def _recall(self) -> None:
-        """Learn the ledger's trials that are new to this search: earlier runs' and other processes'."""
+        """Learn from trials in the ledger that are new here, of earlier runs and other processes."""
         if self._random is None:
             return
         unknown = [trial for trial in self._trials.in_order() if trial.id not in self._learned]
@@ -735,7 +735,7 @@ class Proposals:
 
 
 def make_space(rules: str) -> Any:
-    """Return MetaSchedule's space generator with the rules of a backend; TVM's default without any."""
+    """Return MetaSchedule's space generator with a backend's rules; TVM's default if `rules` is empty."""
     from tvm.s_tir import meta_schedule as ms
 
     if not rules:
@@ -750,6 +750,6 @@ def _has_choices(trace: Json) -> bool:
 
 
 def _derive_seed(seed: int, key: str, trials: int) -> int:
-    """Return a seed for one workload, another one after each resumption: TVM takes 1 to 2³¹-1."""
+    """Return a seed (1 to 2³¹-1, as TVM requires) for one workload; another one after each resumption."""
     digest = hashlib.sha256(f"{seed}:{key}:{trials}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1

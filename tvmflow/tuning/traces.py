@@ -1,10 +1,10 @@
-"""Checks of a trace without TVM: its form, and whether a search of this tvmflow can have made it.
+"""Check a trace without TVM: its form, and whether a search of this tvmflow can have made it.
 
-A trace is a program: TVM executes its instructions, and some of them carry code of their own, such as functions in
-LLVM's language or serialized expressions that call any function. Whoever sends a trace must not get more than a
-schedule. So what a search writes is listed here, and all else is refused, wherever a trace comes from.
+A trace is a program: TVM executes its instructions, and some contain code, such as LLVM IR or serialized expressions
+that call any function. A trace from elsewhere must not be able to do more than schedule a kernel. So this module
+lists what a search writes, and refuses everything else, wherever the trace comes from.
 
-Whether it applies to a kernel is for a child process with TVM to find out; see `replay`.
+Whether a trace applies to a kernel is checked in a child process with TVM; see `replay`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Instruction = tuple[StrictStr, list[Json], list[Json], list[StrictStr]]
 _TRACE: Final = TypeAdapter(tuple[list[_Instruction], list[tuple[StrictInt, Json]]])
 
 _VARIABLE: Final = re.compile(r"[blv][0-9]{1,9}")
-"""Blocks, loops and numbers that an instruction gives to those after it."""
+"""Variables for blocks, loops and integers that later instructions use."""
 
 _THREAD_AXIS: Final = re.compile(r"(blockIdx|threadIdx|vthread)(\.[xyz])?")
 _SCOPES: Final = frozenset({"global", "local", "shared", "shared.dyn"})
 _INTRINSIC: Final = re.compile(r"[A-Za-z0-9_.]{0,128}")
-"""The name of an intrinsic; of those, only the ones that tvmflow registers for the target can be used."""
+"""The name of an intrinsic; TVM accepts only intrinsics that tvmflow registers for the target."""
 
 _TILES: Final = re.compile("[SR]{1,32}")
 
@@ -41,7 +41,7 @@ _INDEX_NODES: Final = frozenset(
     prim.Mul prim.Sub tirx.IndexMap
     """.split()
 )
-"""The nodes of an index map that only computes indices: none of them calls anything."""
+"""The node types of an index map that only computes indices: none of them is a call."""
 
 
 def _is_number(value: Json) -> bool:
@@ -49,7 +49,7 @@ def _is_number(value: Json) -> bool:
 
 
 def _is_variable(value: Json) -> bool:
-    # TVM writes `None` for a factor that it finds out
+    # TVM writes `None` for a factor to infer
     return isinstance(value, str) and (_VARIABLE.fullmatch(value) is not None or value == "None")
 
 
@@ -58,7 +58,7 @@ def _are_numbers(value: Json) -> bool:
 
 
 def _quoted(pattern: re.Pattern[str]) -> Callable[[Json], bool]:
-    """Return a check of a text, which a trace has in quotes."""
+    """Return a check that a value is a quoted string whose content matches a pattern."""
 
     def check(value: Json) -> bool:
         is_text = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
@@ -87,13 +87,13 @@ _ANNOTATIONS: Final[Mapping[str, Callable[[Json], bool]]] = {
     "software_pipeline_order": _are_numbers,
     "software_pipeline_stage": _are_numbers,
 }
-"""The annotations that a search writes, each with a check of its value."""
+"""The annotations that a search writes, with a check of their values."""
 
 _REMOVED_ANNOTATIONS: Final = frozenset({*_ANNOTATIONS, "schedule_rule"})
 
 
 def _is_index_map(value: Json) -> bool:
-    """Return whether a text is a serialized index map that only computes."""
+    """Return whether a value is a serialized index map that only computes indices."""
     try:
         graph = read_json(value.encode()) if isinstance(value, str) else None
     except (Unreadable, UnicodeEncodeError):
@@ -116,12 +116,12 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[Json], bool]:
     return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-# Takes the inputs and the attributes of an instruction; returns what is wrong, or an empty string.
+# A check of an instruction's inputs and attributes; returns what is wrong, or an empty string.
 _Check = Callable[[list[Json], list[Json]], str]
 
 
 def _check_values(*attributes: Callable[[Json], bool]) -> _Check:
-    """Return a check of an instruction whose inputs are numbers; of attributes beyond these checks, too."""
+    """Return a check for an instruction: inputs, and attributes without a given check, must be numbers."""
 
     def check(inputs: list[Json], values: list[Json]) -> str:
         if not _are_numbers(inputs):
@@ -196,7 +196,7 @@ INSTRUCTIONS: Final[Mapping[str, _Check]] = {
     "TransformLayout": _check_layout,
     "Unannotate": _check_removed_annotation,
 }
-"""The kinds of instructions that a search writes, each with a check of its values."""
+"""The kinds of instructions that a search writes, with a check of their inputs and attributes."""
 
 
 def has_form(trace: Json) -> bool:
@@ -209,7 +209,7 @@ def has_form(trace: Json) -> bool:
 
 
 def find_problem(trace: Json) -> str:
-    """Return why no search of this tvmflow can have made a trace; an empty string when one can."""
+    """Return why no search of this tvmflow can have made a trace; empty if one can."""
     instructions, decisions = trace
     for number, (kind, inputs, values, _) in enumerate(instructions):
         check = INSTRUCTIONS.get(kind)

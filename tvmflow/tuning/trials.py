@@ -1,6 +1,7 @@
-"""Records of a ledger file, one per line: trials, and what else decides the schedule tried or chosen.
+"""Records of a ledger file: trials, and other facts that decide which schedule is tried or chosen.
 
-The format of a line is its field `v`. A ledger holds hours of tuning: what a later version wrote is left alone.
+Each line is a record, whose field `v` is the format version. A ledger contains hours of tuning, so lines of a newer
+version are kept unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tvmflow.core.types import Json
 from tvmflow.tuning import traces
 
 RECORD_VERSION: Final = 7
-"""The version of lines. A line of a newer version is left alone."""
+"""The format version of lines; lines of a newer version are kept unchanged."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -29,7 +30,7 @@ _MAX_QUOTED: Final = 80
 
 
 def _utc(when: str) -> str:
-    """Return a time as records hold it: they are sorted by this text."""
+    """Return a time in the form of records, whose text order is the order of time."""
     moment = datetime.fromisoformat(when)
     if moment.tzinfo is None:
         raise ValueError("a time needs a time zone")
@@ -55,7 +56,7 @@ _Choice = Annotated[dict[str, Annotated[int, Field(strict=True)]], AfterValidato
 
 
 class Failure(NamedTuple):
-    """The reason why a trial has no time: its phase (`apply`, `build`, `run`), kind and message."""
+    """Why a trial failed: the phase (`apply`, `build`, `run`), the kind of failure, and a message."""
 
     phase: StrictStr
     kind: StrictStr
@@ -67,17 +68,17 @@ class Trial(NamedTuple):
 
     Attributes:
         id: The digest of the trace.
-        trace: The decisions from which TVM makes the schedule again.
-        run_secs: Seconds of a call, one value for each repeat; empty when the trial failed. Of a
-            kernel with dynamic shapes, the geometric mean over those at which it is measured.
-        failure: The reason why there are no times; None when there are.
+        trace: The instructions and decisions from which TVM can make the schedule again.
+        run_secs: Seconds per call, one value for each repeat; empty if the trial failed. For a kernel with dynamic
+            shapes, the geometric means over the measured sizes.
+        failure: Why there are no times; None if there are.
         when: The time of the record (ISO 8601, UTC).
         tvm: The identity of the TVM build.
-        host: The machine, for people: model, architecture, cores, and the threads of the kernel.
+        host: A description of the machine: model, architecture, cores, and the threads of the kernel.
         load: The load averages of the machine before the trial; empty for a remote device.
         seed: The seed of the search.
-        ran: Start and end of the measurement in seconds since 1970; empty when not known.
-        size_secs: The seconds at each of several sizes, in the order in which the workload has them.
+        ran: Start and end of the measurement in seconds since 1970; empty if unknown.
+        size_secs: The seconds of each repeat at each of several sizes, in the workload's order of sizes.
     """
 
     id: _Digest
@@ -94,7 +95,7 @@ class Trial(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The median of the repeats; infinity when the trial failed."""
+        """The median of the repeats; infinity if the trial failed."""
         return median(self.run_secs) if self.run_secs else float("inf")
 
     @property
@@ -104,7 +105,7 @@ class Trial(NamedTuple):
 
 
 class ExhaustedMark(NamedTuple):
-    """A note that `search` found no further candidate when the ledger had this many `trials`."""
+    """A note that `search` found no more candidates when the ledger had this many `trials`."""
 
     search: StrictStr
     trials: _Count
@@ -116,7 +117,7 @@ class Baseline(NamedTuple):
 
     Attributes:
         schedules: The version of the schedule rules that gave the kernel its schedule.
-        least_s: Seconds of a call at the roofline of the machine; 0 when not known.
+        least_s: Seconds per call at the machine's roofline; 0 if unknown.
     """
 
     schedules: _Count
@@ -131,10 +132,10 @@ class FinalistsRecord(NamedTuple):
     Attributes:
         request: The digest of what was measured and how.
         rule: The schedule rule of the untuned kernel.
-        untuned: One sample a round of the untuned kernel; a single one where it takes long.
-        samples: One sample a round for each finalist; none for one that does not apply.
-        sizes: For a kernel that is measured at several sizes, the seconds at each: of the untuned kernel,
-            then of each finalist. The others are geometric means.
+        untuned: The untuned kernel's samples, one per round; a single one if it takes long.
+        samples: The samples of each finalist, one per round; none if it does not apply.
+        sizes: For a kernel that is measured at several sizes, the seconds at each size: of the untuned kernel, then
+            of each finalist. The other fields have geometric means.
     """
 
     request: _Digest
@@ -150,11 +151,11 @@ class LibraryRecord(NamedTuple):
 
     Attributes:
         request: The digest of what was compared and how.
-        slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
-        tuned: Seconds of a call of the library with the other schedules; none if there are none.
-        untuned: Seconds of the untuned library in the same interleaved measurement.
-        sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
-            The others are geometric means.
+        slower: The keys of the workloads whose tuned kernels are slower in the library than the untuned ones.
+        tuned: Seconds per call of the library with the remaining tuned kernels; empty if none remain.
+        untuned: Seconds per call of the untuned library, measured interleaved with the tuned one.
+        sizes: For a library that is measured at several sizes, the seconds at each size: tuned, then untuned. The
+            other fields have geometric means.
     """
 
     request: _Digest
@@ -166,7 +167,7 @@ class LibraryRecord(NamedTuple):
 
 
 class Ban(NamedTuple):
-    """A note that the kernel of a trial computes wrong values: its schedule is never chosen."""
+    """A note that a trial's kernel computes wrong values, so that its schedule is never chosen."""
 
     trial: _Digest
     reason: StrictStr
@@ -178,7 +179,7 @@ class SearchTime(NamedTuple):
 
     Attributes:
         seconds: Seconds of proposing, building and measuring.
-        trials: The trials that the ledger had then.
+        trials: How many trials the ledger had when this was recorded.
     """
 
     seconds: _Seconds
@@ -187,14 +188,14 @@ class SearchTime(NamedTuple):
 
 
 class SearchEnd(NamedTuple):
-    """A note that a search ended by itself: the workload has had its share of that budget.
+    """A note that a search ended by itself, so that the workload gets no more trials of this budget.
 
     Attributes:
-        search: The search, with everything that shapes it except its budget.
-        limit: Trials of all workloads together that it was allowed.
-        minutes: Minutes that it was allowed; None without a limit.
-        share: The share of the workload in the untuned time of an inference; 1 if it was not known.
-        trials: The trials that the ledger had of the workload then.
+        search: The name of the search, with everything that influences it except its budget.
+        limit: The budget in trials of all workloads together.
+        minutes: The budget in minutes; None without a limit.
+        share: The workload's share of the untuned time of an inference; 1 if it was unknown.
+        trials: How many trials of the workload the ledger had at the end.
     """
 
     search: StrictStr
@@ -206,18 +207,18 @@ class SearchEnd(NamedTuple):
 
     @property
     def budget(self) -> tuple[float, int]:
-        """The limits as a key that sorts a larger budget behind a smaller one."""
+        """A sort key, larger for a larger budget."""
         return (float("inf") if self.minutes is None else self.minutes), self.limit
 
 
 class ChoiceTimes(NamedTuple):
-    """The times of an operator computed by rule and otherwise, interleaved in whole libraries.
+    """The times of an operator's alternative and of the rule's choice, interleaved in whole libraries.
 
     Attributes:
-        choice: What was chosen otherwise.
-        seconds: Seconds of all of its kernels in a call of the one library.
-        rule_seconds: Those in the other one.
-        calls: How often the library called them.
+        choice: The alternative to the rule's choice.
+        seconds: Seconds of all kernels of the operator in a call of the library with the alternative.
+        rule_seconds: The same seconds in the library by rule.
+        calls: How often a call of the library computes the operator.
     """
 
     choice: _Choice
@@ -229,30 +230,30 @@ class ChoiceTimes(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Both choices, which distinguish it from other records about the operator."""
+        """Both choices; the key of the record among those of the same operator."""
         return f"{choice_text(self.choice)} {choice_text(self.rule)}"
 
     @property
     def ratio(self) -> float:
-        """The time relative to that by rule, of the shortest of each, which no other process disturbed."""
+        """The shortest time relative to the shortest time by rule: other processes disturb these least."""
         return min(self.seconds) / min(self.rule_seconds)
 
 
 class FileHeader(NamedTuple):
-    """The workload and target that a ledger file is for; reveals files copied from another one."""
+    """The workload and target of a ledger file; reveals files copied from another workload or target."""
 
     workload: StrictStr
     target: StrictStr
 
 
 Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd | ChoiceTimes
-"""What a ledger keeps beside trials, because it decides which schedule is tried or chosen."""
+"""The records besides trials that decide which schedule is tried or chosen."""
 
 Record = Trial | ExhaustedMark | Note | FileHeader
-"""What a line of a ledger file holds."""
+"""A line of a ledger file."""
 
 
-# What the first field of each kind is called in a line, by which the kind is known.
+# The name in a line of each kind's first field, which identifies the kind.
 _NAMES: Final[Mapping[type[Record], str]] = {
     ExhaustedMark: "exhausted",
     Baseline: "baseline",
@@ -263,7 +264,7 @@ _NAMES: Final[Mapping[type[Record], str]] = {
     SearchEnd: "ended",
     ChoiceTimes: "choice",
     FileHeader: "header",
-    # What every trial has is an id, so that it comes last.
+    # every trial has an id; this name is tried last, after the names of all other kinds
     Trial: "id",
 }
 RECORD_STARTS: Final = tuple(
@@ -271,9 +272,9 @@ RECORD_STARTS: Final = tuple(
     for kind, name in _NAMES.items()
     if kind is not FileHeader
 )
-"""The first bytes of each kind of record in its canonical form, whose keys are sorted."""
+"""The first bytes of each kind of record in canonical form, which sorts the keys."""
 
-# The fields that are left out where they are empty.
+# The fields that are omitted if they are empty.
 _OPTIONAL: Final = frozenset({"least_s", "sizes", "size_secs"})
 _ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {
     kind: TypeAdapter[Record](kind) for kind in _NAMES
@@ -281,7 +282,7 @@ _ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {
 
 
 def record_to_json(record: Record) -> dict[str, Json]:
-    """Return the written form of a record."""
+    """Return a record as the JSON object of its line."""
     fields = to_json(record)
     (_, first), *others = without_empty(fields, _OPTIONAL & fields.keys()).items()
     return {"v": RECORD_VERSION, _NAMES[type(record)]: first, **dict(others)}
@@ -296,7 +297,7 @@ def parse_line(line: bytes) -> Record | None:
     """Return the record in one line of a ledger file; None for a blank line or a newer version's.
 
     Raises:
-        ValueError: The line holds anything else; the message says what is wrong.
+        ValueError: The line has other content; the message says what is wrong.
     """
     if not line.strip():
         return None
@@ -318,10 +319,10 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def read_object(line: bytes) -> dict[str, Json]:
-    """Return the JSON object in a line that anybody may have written.
+    """Return the JSON object in an untrusted line.
 
     Raises:
-        ValueError: The line holds anything else.
+        ValueError: The line is not a JSON object.
     """
     try:
         value = documents.read_json(line.decode().encode())
@@ -335,7 +336,7 @@ def read_object(line: bytes) -> dict[str, Json]:
 
 
 def _check(record: Record) -> None:
-    """Raise ValueError for a wrong trial, or for lists of times of different lengths."""
+    """Raise ValueError for an invalid trial, or if lists of times differ in length."""
     if isinstance(record, Trial):
         _check_trial(record)
         return
@@ -374,7 +375,7 @@ def _check_trial(trial: Trial) -> None:
 
 
 def _describe(error: ValidationError) -> str:
-    """Return one sentence for the first problem of a record: the field, and what is wrong with it."""
+    """Return a sentence about the first problem of a record: the field and its problem."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(map(str, problem["loc"]))[:_MAX_QUOTED]
     if problem["type"] == "missing":
@@ -388,24 +389,24 @@ def trial_id(trace: Json) -> str:
 
 
 def sort_by_time(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials, fastest first, failures last; equal ones in the order of their ids."""
+    """Sort trials by time, failures last, and then by id."""
     return sorted(trials, key=lambda trial: (trial.seconds, trial.id))
 
 
 def sort_by_record(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials in the order of measuring, whatever the order in which a ledger received them."""
+    """Sort trials by the time of their measurement, independent of the order in the ledger."""
     return sorted(trials, key=lambda trial: (trial.when, trial.id))
 
 
 def is_ahead_of_clock(when: str) -> bool:
-    """Return whether a record's time is more than a day ahead: more than clocks differ."""
+    """Return whether a record's time is more than a day ahead, further than clocks usually differ."""
     return datetime.fromisoformat(when) > datetime.now(timezone.utc) + timedelta(days=1)
 
 
 def timestamp(after: str = "") -> str:
-    """Return the current time as records hold it (ISO 8601, UTC), in any case a later one than `after`.
+    """Return the current time in the form of records (ISO 8601, UTC); always later than `after`.
 
-    A record must not be sorted before earlier ones, though they may come from a machine whose clock is ahead.
+    A new record must be sorted after existing ones, even if those are from a machine whose clock is ahead.
     """
     now = datetime.now(timezone.utc)
     if after:

@@ -1,4 +1,4 @@
-"""A tuning: its request, its options, its result, its clock, and the phases of its children."""
+"""The options, the facts and the clock of a tuning, and the phases of its child processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tvmflow.tuning.trials import Failure
 
 
 def search_name(strategy: str, seed: int, schedules: int) -> str:
-    """Return the name of a search in the ledger's mark of an exhausted space.
+    """Return the name of a search for the ledger's notes about it.
 
-    The version of the schedule rules is a part of it: other rules have other candidates.
+    It contains the version of the schedule rules, because other rules have other candidates.
     """
     return f"{strategy}/{seed}/rules {schedules}"
 
@@ -36,7 +36,7 @@ class SearchOptions(NamedTuple):
     Attributes:
         strategy: `evolutionary` or `replay-trace`.
         cost_model: `xgb`, `mlp` or `random`.
-        trial_timeout_s: Seconds after which a trial is given up.
+        trial_timeout_s: The timeout of a trial in seconds.
         schedules: The version of the schedule rules.
     """
 
@@ -50,27 +50,27 @@ class SearchOptions(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The search in the ledger's mark of an exhausted space."""
+        """The name of the search for the ledger's notes about it."""
         return search_name(self.strategy, self.seed, self.schedules)
 
 
 class WorkloadFacts(NamedTuple):
-    """The outcome for one workload; times in µs of one call, and in seconds; None if one is not known.
+    """The outcome for one workload; times are µs per call if the name ends in `_us`; None if unknown.
 
     Attributes:
-        trials: The trials of the budget that it has had.
-        untuned_us: Its time without tuning.
-        best_us: The time of its fastest trial.
+        trials: How many trials of the budget the workload had.
+        untuned_us: The time of the untuned kernel.
+        best_us: The time of the fastest trial.
         measured: How many trials this run measured.
-        failed: Failures among all its trials.
-        roofline_us: Its time at the roofline of the machine.
-        at_roofline: It is about as fast as the machine allows.
-        finished: It had its share of the budget in an earlier search.
-        spread: The spread of its fastest trial.
-        seconds: The time that this run spent on it.
-        first_failure: Phase and message of its first failure.
-        sizes: The sizes at which each schedule was measured; times are geometric means of them. None if
-            all are fixed.
+        failed: How many of all its trials failed.
+        roofline_us: The time at the machine's roofline.
+        at_roofline: Whether the kernel is near the machine's roofline.
+        finished: Whether an earlier search with this budget finished the workload.
+        spread: The spread of the fastest trial.
+        seconds: The seconds that this run spent on the workload.
+        first_failure: The phase and message of the first failure.
+        sizes: The sizes at which each schedule was measured; times are geometric means over these. Empty if shapes
+            are fixed.
     """
 
     key: str
@@ -95,7 +95,7 @@ class WorkloadFacts(NamedTuple):
 
 
 class BannedSchedule(NamedTuple):
-    """A schedule that computes wrong values: its kernel, its trial, why, and since when."""
+    """A schedule that computes wrong values: its kernel, its trial, the reason, and the time of the ban."""
 
     name: str
     trial: str
@@ -107,21 +107,21 @@ class TuneFacts(NamedTuple):
     """The outcome of a search.
 
     Attributes:
-        trials: The budget.
-        measured: The trials of this run.
-        reused: Those of the ledger.
+        trials: The budget in trials.
+        measured: How many trials this run measured.
+        reused: How many trials were reused from the ledger.
         stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
-        drift: By how much one kernel's time changed meanwhile.
-        exhausted: The workloads without a schedule left to try.
+        drift: The relative change of one kernel's time during the search.
+        exhausted: The workloads that have no schedule left to try.
         untunable: The workloads whose trials all failed.
         repairs: A sentence for each repair of the ledger, and each search that failed.
-        known: All trials in the ledger.
+        known: How many trials of the workloads the ledger has.
         threads: The threads that kernels ran with; None if nothing was measured.
-        usable_cpus: The CPUs of this machine that the run might use.
-        starting_points: How many schedules were measured first because they are good on near targets.
-        spent_s: The seconds of the budget that it and earlier searches took.
-        gain: The speedup `found`, estimated from the best trials, and the `possible` one at the
-            roofline; empty if one of the times is not known.
+        usable_cpus: How many CPUs of this machine the run might use.
+        starting_points: How many measured schedules came from near targets.
+        spent_s: The seconds of the budget that this search and earlier ones took.
+        gain: The speedup `found`, estimated from the best trials, and the speedup `possible` at the roofline; empty
+            if a time is unknown.
         banned: The schedules that are never chosen again.
     """
 
@@ -164,27 +164,27 @@ NOT_TUNED: Final = TuneFacts(
     repairs=(),
     workloads=(),
 )
-"""The outcome where the budget is 0."""
+"""The outcome for a budget of 0."""
 
 
 # ---------------------------------------------------------------- work clock
 
-# A process that has not looked at the ticking clock for long, and that used less than this share of a
-# CPU meanwhile, did not run; one that computes may have had no time to look.
+# If the process did not read the ticking clock for long, and used less than this share of a CPU meanwhile, it was
+# stopped. Above this share it was computing, and had no time to read the clock.
 _MIN_BUSY: Final = 0.1
 
 
 class WorkClock:
     """Counts seconds of work.
 
-    Those do not count in which at least one thread waited for another run, nor, while the clock ticks,
-    those in which the process was stopped (Ctrl-Z, SIGSTOP, a machine that sleeps).
+    Not counted are seconds in which at least one thread waited for another run. While the clock ticks, seconds in
+    which the process was stopped (Ctrl-Z, SIGSTOP, a sleeping machine) are not counted either.
 
     Args:
         clock: Returns the current time in seconds.
         cpu_clock: Returns the CPU seconds of this process.
-        tick_s: How often a ticking clock is looked at.
-        max_silent_s: How long a process that runs may not have looked at it.
+        tick_s: The interval at which a ticking clock is read.
+        max_silent_s: The longest interval between two readings in a process that runs.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class WorkClock:
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
-        """Look at the clock again and again while the block runs, to know when the process was stopped."""
+        """Read the clock periodically while the block runs, to notice when the process was stopped."""
         ended = threading.Event()
 
         def tick() -> None:
@@ -249,10 +249,10 @@ _MAX_MESSAGE: Final = 500
 
 
 class PhaseReporter:
-    """Reports which phase a child is in, and keeps the seconds of each.
+    """Reports the current phase of a child, and records the seconds of each phase.
 
     Attributes:
-        current: The phase that began last.
+        current: The phase that began most recently.
         seconds: The seconds of each finished phase.
     """
 
@@ -280,19 +280,19 @@ def report_failure(
     work: Callable[[PhaseReporter], Json],
     fatal: tuple[type[Exception], ...] = (TvmflowError,),
 ) -> Json:
-    """Run a function that reports its phases; return its result, or the failure as JSON.
+    """Run a function that reports its phases; return its result, or its failure, as JSON.
 
     Args:
         emit: Sends the event of each phase.
         work: The function; its result gets the field `phase_secs`.
-        fatal: Exceptions to raise instead: neither the candidate nor the device caused them.
+        fatal: Exceptions to raise: neither the candidate nor the device caused them.
     """
     phases = PhaseReporter(emit)
     try:
         result = work(phases)
     except fatal:
         raise
-    # Whatever TVM or the session raises. The parent decides whether candidate or device is the cause.
+    # TVM and the session raise various exceptions. The parent decides whether candidate or device is the cause.
     except Exception as error:
         kind = "timeout" if "RPCSessionTimeoutError" in str(error) else "error"
         result = {"failure": Failure(phases.current, kind, summarize_error(error))._asdict()}
@@ -300,7 +300,7 @@ def report_failure(
 
 
 def summarize_error(error: Exception) -> str:
-    """Return one sentence for an error; TVM has it in the last line of a long text."""
+    """Return one sentence for an error; for TVM's long messages, their last line."""
     if isinstance(error, TvmflowError):
         return " ".join(error.message.split())[:_MAX_MESSAGE]
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
@@ -311,19 +311,19 @@ def summarize_error(error: Exception) -> str:
 
 
 class PhaseSpans:
-    """Follows the phases of a child: each is a span of this process."""
+    """Follows the phases of a child, and records each as a span of this process."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._began_s = 0.0
 
     def begin(self, name: str) -> None:
-        """Take the beginning of a phase, which is the end of the one before."""
+        """Begin a phase, and end the previous one."""
         self.end()
         self.names.append(name)
 
     def end(self) -> None:
-        """Take the end of the last phase."""
+        """End the current phase."""
         now_s = time.time()
         if self.names:
             spans.add_span(self.names[-1], self._began_s, now_s)
@@ -331,7 +331,7 @@ class PhaseSpans:
 
 
 def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
-    """Return the failure of a call in a child; None when it succeeded.
+    """Return the failure of a call in a child; None if it succeeded.
 
     Raises:
         StageError: The candidate is not the cause of the outcome.
@@ -342,7 +342,7 @@ def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
         raise StageError(outcome.message, fix=outcome.fix)
     if outcome.kind != "ok":
         if not phases or outcome.is_external:
-            # The child had not touched the candidate yet, or another process ended it.
+            # The child had not begun with the candidate, or another process ended it.
             raise StageError(
                 f"trials cannot be run: {outcome.message}",
                 fix="run `tvmflow doctor` to check the installation, then run it again to resume",
@@ -361,7 +361,7 @@ def call_alone(
     timeout_s: float,
     log: Path,
 ) -> Outcome:
-    """Run a function in a child that has a device alone.
+    """Run a function in a child with exclusive use of a device.
 
     Raises:
         StageError: The run was cancelled.

@@ -1,11 +1,11 @@
-"""Workloads: the lowered kernels of a model under durable keys.
+"""Workloads: the lowered kernels of a model, under keys that are stable across builds and models.
 
-A workload is a kernel with normalized names. Its key is the digest of its structure, so two
-layers of one shape are one workload, in one model or in two. Everything that tuning stores
-(traces refer to blocks by name) is about the normalized form, never about the model's own.
+A workload is a kernel with normalized names. Its key is the digest of its structure, so two layers with equal shapes
+are one workload, in one model or in two. Everything that tuning stores refers to the normalized form (traces name
+blocks), and never to the names in a model.
 
-A kernel with dynamic shapes carries the sizes at which it is measured, for variables that are named in the
-order of its shapes: it has one key whatever a recipe calls its dimensions, and another for other sizes.
+A kernel with dynamic shapes contains the sizes at which it is measured, and its size variables are named in the order
+of its shapes. So its key does not depend on a recipe's names of dimensions, but on the tuning sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvmflow.core.statistics import geometric_means
 if TYPE_CHECKING:
     import tvm
 
-# The name of a kernel and the class that fusion gave it do not matter for its schedule.
+# Not part of the key: a kernel's name and its fusion class do not matter for its schedule.
 _IGNORED_ATTRIBUTES: Final = ("global_symbol", "op_pattern")
 _ROOT: Final = "root"
 _CALL_OPERATORS: Final = frozenset(
@@ -35,12 +35,12 @@ class Workload(NamedTuple):
     """One kernel of a model.
 
     Attributes:
-        names: The functions of the lowered module that share it.
-        weight: Calls in one inference.
-        flops: Arithmetic operations of one call; of one with dynamic shapes the geometric mean.
-        untunable_reason: The reason why no schedule is searched for it; otherwise empty.
+        names: The functions of the lowered module that are this workload.
+        weight: Calls per inference.
+        flops: Arithmetic operations per call; for dynamic shapes the geometric mean over the tuning sizes.
+        untunable_reason: Why no schedule is searched for it; empty if one is.
         mod: The saved normalized module; empty for a library function that TVM only calls.
-        has_dynamic_shape: Whether each call chooses sizes of it.
+        has_dynamic_shape: Whether sizes vary from call to call.
     """
 
     key: str
@@ -81,13 +81,13 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     no_span = len(nodes)
     nodes.append({"type": "None"})
     for node in list(nodes):
-        # The location of a kernel in a source file does not matter either.
+        # The location in a source file does not matter either.
         if isinstance(node.get("data"), dict) and "span" in node["data"]:
             node["data"]["span"] = no_span
         if node["type"] == "ir.Var":
             node["data"]["name"] = string_node(f"v{variables}")
             variables += 1
-        # MetaSchedule finds the outermost block by its name.
+        # Other blocks are renamed, except the root, which MetaSchedule finds by its name.
         elif node["type"] == "s_tir.SBlock" and nodes[node["data"]["name_hint"]]["data"] != _ROOT:
             node["data"]["name_hint"] = string_node(f"b{blocks}")
             blocks += 1
@@ -99,14 +99,14 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 class _SizeNumbers(NamedTuple):
-    """The sizes of one size variable: for schedule decisions, to measure at, and to compare results at."""
+    """The sizes of one size variable: for schedule decisions (`decided`), and to measure and compare at."""
 
     decided: int
     tuned: tuple[int, ...]
 
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
-    """Return the sizes of a kernel's size variables, in order; empty if one is not known."""
+    """Return the sizes of a kernel's size variables, in order; empty if a variable has none."""
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}
@@ -136,7 +136,7 @@ def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
 
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the same for each comparison of values; none if all sizes are fixed."""
+    """Return the values of the size variables for each comparison of results; empty for fixed shapes."""
     from tvmflow.graph.dynamic_shapes import list_size_variables
 
     variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
@@ -147,7 +147,7 @@ def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
 def argument_shapes(
     mod: tvm.IRModule, sizes: Mapping[Any, int]
 ) -> list[tuple[tuple[int, ...], str] | int]:
-    """Return shape and dtype of each tensor that a workload takes, and each size as a number."""
+    """Return the arguments of a workload: (shape, dtype) for a tensor, an int for a size."""
     import tvm
 
     from tvmflow.graph.ir import replace_variables
@@ -168,7 +168,7 @@ def argument_shapes(
 
 
 def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
-    """Return the tensors of a workload for people, such as `float32[16|128×384]`."""
+    """Return readable texts of a workload's tensors, such as `float32[16|128×384]`."""
     points = [argument_shapes(mod, sizes) for sizes in list_measured_sizes(mod)]
     texts = []
     for tensors in zip(*points, strict=True):
@@ -180,7 +180,7 @@ def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
-    """Return TVM's estimate of the arithmetic operations of a call; 0 if it has none."""
+    """Return TVM's estimate of the arithmetic operations per call; 0 if TVM has no estimate."""
     import tvm
 
     from tvmflow.graph.ir import replace_variables
@@ -203,18 +203,18 @@ def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
 def workload_key(mod: tvm.IRModule) -> str:
     """Return the sha256 (hex) of the structure of a normalized module's `main`.
 
-    Two kernels have the same key exactly when TVM's structural equality holds for them. TVM's
-    own structural hash is not a durable key: it is defined for one build and one process.
+    Two kernels have the same key exactly if TVM's structural equality holds for them. TVM's own structural hash is
+    not stable: it is valid only for one build and one process.
     """
     with _deep_recursion():
         return _Digester().function(mod["main"])
 
 
 class _Digester:
-    """Digests a TVM object by reflection: every field that structural equality compares.
+    """Digests a TVM object by reflection: all fields that structural equality compares.
 
-    A variable is digested as its index in the order of first use. A shared sub-expression gives
-    the same digest as one that is written twice.
+    A variable is digested as its index in the order of first use. A shared subexpression has the same digest as two
+    equal ones.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class _Digester:
             digest = self._digests.get(handle)
             return self._object_digest(value, handle) if digest is None else digest
         if form == "list":
-            # a slice of TVM's arrays is a list, which is read faster
+            # a slice of a TVM array is a Python list, which is faster to read
             return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
         if form == "map":
             items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
@@ -247,7 +247,7 @@ class _Digester:
 
         if isinstance(value, tvm.ir.Var):
             index, self._count = self._count, self._count + 1
-            # Set before its type is digested: a shape may mention the variable itself.
+            # Store the digest before the type is digested: a shape may contain the variable itself.
             digest = self._digests[handle] = _hashed_text(b"variable", str(index))
             self._variable_types.append(b"")
             self._variable_types[index] = self._digest(value.ty)
@@ -284,11 +284,11 @@ def _form_of(kind: Any) -> Literal["object", "list", "map", "text"]:
 def _fields(kind: Any) -> tuple[bytes, list[tuple[bytes, Any]]]:
     """Return the prefix of an object's digest, and each field that structural equality compares.
 
-    A field is the prefix of its digest, and its getter.
+    A field is a pair: the prefix of its digest, and its getter.
     """
     info = kind.__tvm_ffi_type_info__
     start = _framed(info.type_key.encode())
-    # each digest has this length
+    # the length prefix of every digest
     length = _framed(bytes(hashlib.sha256().digest_size))[:_LENGTH_BYTES]
     fields = []
     while info is not None:
@@ -322,7 +322,7 @@ def _hashed(*parts: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _hashed_text(name: bytes, text: str) -> bytes:
-    """Return the digest of a named text; kernels have few different ones."""
+    """Return the digest of a named text; cached, because kernels have few different texts."""
     return _hashed(name, text.encode())
 
 
@@ -341,9 +341,9 @@ def _deep_recursion() -> Iterator[None]:
 
 
 def extract_workloads(lowered: tvm.IRModule) -> list[Workload]:
-    """Return the kernels that a lowered module calls, those with most work per inference first.
+    """Return the kernels that a lowered module calls; the most work per inference first.
 
-    Two functions with one key are one workload, with the sum of their calls.
+    Functions with equal keys are one workload, whose calls are added.
     """
     workloads: dict[str, Workload] = {}
     for name, calls in sorted(_count_calls(lowered).items()):
@@ -379,7 +379,7 @@ def _count_calls(lowered: tvm.IRModule) -> dict[str, int]:
 
 
 def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
-    """Return one called function as a workload of its own."""
+    """Return one called function as a workload."""
     import tvm
 
     functions = {var.name_hint: function for var, function in lowered.functions_items()}
@@ -408,7 +408,7 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
 
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
-    """Return why no schedule is searched for a kernel; an empty string when one is."""
+    """Return why no schedule is searched for a kernel; empty if one is."""
     from tvmflow.graph import ir
 
     if ir.is_scheduled(function):
@@ -422,7 +422,7 @@ def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
         return "it is written as plain loops, which a schedule cannot move"
     if not any(block.iter_vars for block in blocks):
         return "it only calls a library function"
-    # TVM's search fails where it moves a block that is read at constant indices
+    # TVM's search fails when it moves a block that is read at constant indices
     names = {block.name_hint for block in _list_blocks(function)}
     if not names.isdisjoint(ir.WINOGRAD_COLUMNS):
         return "its transforms read constant indices, which TVM's search cannot move"
