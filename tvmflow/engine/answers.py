@@ -1,10 +1,10 @@
-"""Cached answers: the output of an up-to-date command, and the files that it depends on.
+"""Cached answers: the output of a command with nothing to do, and the files that it depends on.
 
 An answer is valid until one of these changes: tvmflow's code, recipes, models, installed tools, results in the
 store, delivered files. Only their stamps are read (size, mtime, ctime, inode), so that an up-to-date command costs
-little more than the start of Python. After a change, the full evaluation saves a new answer (see `up_to_date`).
+more than the start of Python. After a change, the full evaluation saves a new answer (see `up_to_date`).
 
-This module imports next to nothing.
+To start fast, this module imports almost nothing.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 import time
 
 try:
-    # hashlib takes its BLAKE2 from here; importing hashlib itself also loads OpenSSL.
+    # hashlib takes its BLAKE2 from this module, but importing hashlib also loads OpenSSL.
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
@@ -21,26 +21,26 @@ from tvmflow.core.formatting import find_width
 from tvmflow.core.project import find_project, store_root
 from tvmflow.planning.environment import describe_environment, without_password
 
-# A report is rendered with this duration, whose text is then replaced.
+# A report is rendered with this duration; its text is then replaced by that of the real one.
 PLACEHOLDER_SECONDS = 987654321.0
 
 _VERSION = "tvmflow answer 4"
 _SEPARATOR = b"\0\0"
 _ABSENT = "0 0 0 0 0"
-# No file has this name.
+# Separates folders; no file can have this name.
 _NEXT_FOLDER = b"\0//\0"
 
 
 def find_answer(argv: list[str]) -> str | None:
-    """Return the output of this command line in the current folder; None if something may have changed."""
+    """Return the saved output of this command in the current folder; None if something may have changed."""
     started = time.monotonic()
     try:
         path = answer_path(argv)
     except Exception:
-        # The full evaluation reports problems of the project.
+        # The full evaluation reports problems of the project, such as an unreadable folder.
         return None
     try:
-        # a pipe in its place must not be waited for
+        # Without O_NONBLOCK, a named pipe at this path would block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             digest, _, body = stream.read().partition(b"\n")
         if digest != _seal(path, body):
@@ -57,7 +57,7 @@ def find_answer(argv: list[str]) -> str | None:
 
 
 def with_duration(text: str, seconds: float) -> str:
-    """Return a text that was rendered with `PLACEHOLDER_SECONDS` with a real duration."""
+    """Return a text that was rendered with `PLACEHOLDER_SECONDS`, with the real duration in its place."""
     from tvmflow.core.formatting import duration_text
 
     for to_text in (repr, duration_text):
@@ -107,15 +107,15 @@ def answer_path(argv: list[str]) -> str:
 def read_stamps(
     paths: list[str] | list[bytes], folders: list[list[str]] | list[list[bytes]]
 ) -> list[str]:
-    """Return the stamp of each path, and one for all names in each folder."""
+    """Return the stamp of each path, and for each folder a single stamp of all names in it."""
     return [*map(read_stamp, paths), *(_read_folder_stamp(*folder) for folder in folders)]
 
 
 def _read_folder_stamp(folder: str | bytes, *names: str | bytes) -> str:
-    """Return a digest of the ctimes and inodes of files, their number, and the latest time.
+    """Return a digest of the ctimes and inodes of files in a folder, their count, and the latest ctime.
 
-    Programs cannot set a ctime, so it stands for size and content. The inode tells apart files of the same clock tick.
-    Zeros stand for a missing file.
+    Programs cannot set a ctime, so it reveals any change of size or content. The inode distinguishes files that were
+    replaced within one clock tick. A missing file counts as zeros.
     """
     stat, changed_ns, inodes = os.stat, [0], [0]
     try:
@@ -152,7 +152,7 @@ def changed_ns(stamp: str) -> int:
 
 
 def describe_system() -> str:
-    """Return a digest of this machine and environment; empty if a machine cannot be identified."""
+    """Return a digest of this machine and environment; empty if the machine cannot be identified."""
     if sys.platform != "linux":
         return ""
     try:

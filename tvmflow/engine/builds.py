@@ -1,4 +1,4 @@
-"""Builds: the results of a run for each recipe and target, from the facts of its stages. Pure."""
+"""Builds: what a run produced for each recipe and target, from the facts of its stages. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tvmflow.tuning.tuning_job import TuneFacts
 BuildVerdict = Literal["verified", "rejected", "not verified"]
 
 _SHOWN_KERNELS: Final = 3
-# `NOT`, `WITHOUT`, `WARNING`; a kernel or a runtime may be called `A` or `VM`.
+# Warnings begin with `NOT`, `WITHOUT` or `WARNING`; shorter words in capitals name kernels or runtimes (`A`, `VM`).
 _SHORTEST_CAPITALS: Final = 3
 
 
 class Speedup(NamedTuple):
-    """The speed of a library relative to something else: median, limits, and interleaved pairs."""
+    """A speedup: the median, its lower and upper limit, and the number of interleaved pairs."""
 
     median: float
     low: float
@@ -57,10 +57,10 @@ class Speedup(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Another runtime beside which the library was timed.
+    """Another runtime, timed in alternation with the library.
 
-    The speedup is that of the library relative to it; its latency in seconds is the library's times the speedup. If it
-    `differs`, its outputs are not those of the reference.
+    The speedup is that of the library over this runtime. `latency_s` is the library's latency times the speedup.
+    `differs` says that this runtime's outputs differ from the reference's.
     """
 
     name: str
@@ -78,10 +78,10 @@ class KernelShare(NamedTuple):
 
 
 class SizeResult(NamedTuple):
-    """The result of `verify` at some sizes of a library's dimensions.
+    """The result of `verify` for one choice of sizes of a library's dimensions.
 
-    Latencies are medians of a call in seconds, errors the largest absolute one of any output. `fixed` is a library of
-    these sizes alone.
+    Latencies are medians of a call in seconds; `error` is the largest absolute error of any output. `fixed` means a
+    library built for only these sizes.
     """
 
     sizes: str
@@ -93,7 +93,7 @@ class SizeResult(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """The limits of an element's difference: relative, and absolute for the least strict output."""
+    """The tolerance for an element: relative, and absolute (that of the least strict output)."""
 
     rtol: float
     atol: float
@@ -109,29 +109,30 @@ class CheckedLimit(NamedTuple):
 
 
 class Build(NamedTuple):
-    """A recipe for one target. None is an unknown value: no stage has measured it.
+    """The build of a recipe for one target. None means unknown: no stage has measured the value.
 
     Attributes:
         variant: The name of the variant; empty for the recipe itself.
         verdict: Whether `verify` accepted the library; `not verified` without a reference.
         error: Largest absolute error of any output.
         latency_std_s: Standard deviation of the repeats, in seconds.
-        untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
-        quantization: The cost and gain of quantization; empty without it.
-        quantization_error: Largest root mean square error of an output by quantization, relative to the float
-            model's output; `error` is relative to the quantized model.
-        unexercised: A phrase for each branch of an operator that no input of `verify` reached.
-        search: Why the search of this run ended before its budget, and the remaining gain.
+        untuned_latency_s: Latency of the same model without tuning, in seconds: the library's times the speedup.
+        quantization: What quantization costs and gains; empty without quantization.
+        quantization_error: Largest root mean square error that quantization causes in an output, relative to the
+            float model's output. `error` is relative to the quantized model instead.
+        unexercised: A phrase for each branch of an operator that no input of `verify` took.
+        search: Why this run's search ended before its budget was used, and the remaining gain.
         tuned_kernels: Number of kernels with a schedule from a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
-        sizes: The results at each size of a library with dimensions.
-        measured_at: The sizes at which its latency was measured.
-        inputs: The inputs of the model, where the libraries of a recipe are compared.
-        is_pareto_optimal: No other library of the recipe for this machine and inputs is as good in all.
+        sizes: The result for each choice of sizes of a library with dimensions.
+        measured_at: The sizes at which the latency was measured.
+        inputs: The model's inputs, if the libraries of a recipe are compared.
+        is_pareto_optimal: No library of the recipe for this machine and these inputs is better in one measure, and as
+            good in all others.
         reused: Every stage was up to date, or came from a remote cache.
-        is_skipped: The run ended before one of its stages began.
-        is_stopped: The user stopped the run before one of its stages had ended.
-        warnings: The lines of its stages that a user must not miss.
+        is_skipped: The run ended before one of the build's stages began.
+        is_stopped: The user stopped the run while one of the build's stages was running.
+        warnings: The lines of its stages that a user must see.
     """
 
     recipe: str
@@ -171,7 +172,7 @@ class Build(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that people know it by: `RECIPE/TARGET`."""
+        """The name in reports: `RECIPE/TARGET`."""
         return f"{self.recipe}/{self.target}"
 
 
@@ -208,7 +209,7 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
 
 
 def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> str:
-    """Return the ISA level that was measured in a multi-ISA library; empty for other libraries."""
+    """Return the ISA level of a multi-ISA library that was measured; empty for other libraries."""
     verdict = facts.of(stages.values()).get(Verdict)
     library = verdict.get("latency", {}).get("library") if verdict else None
     if verdict is None or library is None:
@@ -218,7 +219,7 @@ def _find_isa_level(stages: Mapping[str, StageReport], facts: ReportedFacts) -> 
 
 
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
-    """Return a build with the facts of its stages, by their names, for parts `NAME/PART`."""
+    """Return a build with the facts of its stages; stages of a part are called `NAME/PART`."""
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())
@@ -295,7 +296,7 @@ def _read_tolerance(facts: Verdict) -> Tolerance | None:
 
 
 def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
-    """Yield the runtimes of interleaved measurements, and the reference if it is not among them."""
+    """Yield the runtimes of interleaved measurements; also the reference, if it is not one of these."""
     names = set()
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])
@@ -312,7 +313,7 @@ def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
 
 
 def read_tuning_speedup(verdict: Verdict | None) -> Speedup | None:
-    """Return the speed of a library relative to the same model untuned; None if it is not tuned."""
+    """Return the speedup of a library over the same model without tuning; None if it is not tuned."""
     return _read_speedup(verdict["speedup"]) if verdict and "speedup" in verdict else None
 
 
@@ -321,7 +322,7 @@ def _read_speedup(speedup: MeasuredSpeedup) -> Speedup:
 
 
 def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
-    """Return the kernels of a library with their shares, the slowest first; none if untimed."""
+    """Return a library's kernels with their share of the time, slowest first; empty if untimed."""
     verdict = facts.get(Verdict)
     if verdict is None or "profile" not in verdict:
         return []
@@ -337,12 +338,12 @@ def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
 
 
 def find_built_model(facts: KnownFacts) -> ImportFacts | QuantizeFacts | None:
-    """Return the facts of the model that a library is built from; None if they are not known."""
+    """Return the facts of the model that a library is built from; None if unknown."""
     return facts.get(QuantizeFacts) or facts.get(ImportFacts)
 
 
 def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel of a build, with the nodes that they compute, as far as known."""
+    """Return the calls of each kernel of a build with the nodes that they compute, as far as known."""
     built, imported = facts.get(BuildFacts), find_built_model(facts)
     return find_kernel_nodes(
         built.kernel_nodes if built else {}, imported.nodes if imported else ()
@@ -350,7 +351,7 @@ def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
 
 
 def read_kernel_times(verdict: Verdict | None) -> dict[str, float]:
-    """Return the seconds that each kernel takes in one call of a library; empty if that is not known."""
+    """Return the seconds that each kernel takes in one call of a library; empty if unknown."""
     library = verdict.get("latency", {}).get("library") if verdict else None
     if verdict is None or library is None or "profile" not in verdict:
         return {}
@@ -359,7 +360,7 @@ def read_kernel_times(verdict: Verdict | None) -> dict[str, float]:
 
 
 def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Iterator[str]:
-    """Yield the warnings of stages: their lines that begin with a word in capitals."""
+    """Yield the warnings of stages, which are the lines that begin with a word in capitals."""
     for stage in stages:
         for line in facts.describe(stage):
             word = line.partition(" ")[0].rstrip(":")
@@ -368,7 +369,7 @@ def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Itera
 
 
 def _add_up(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum of the values of a library or its parts; None if one is not known."""
+    """Return the sum of a value over the library or its parts; None if the value of one is unknown."""
     numbers = list(numbers)
     known = [number for number in numbers if number is not None]
     return sum(known) if known and len(known) == len(numbers) else None

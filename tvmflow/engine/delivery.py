@@ -26,7 +26,7 @@ class _File(NamedTuple):
 def delivered_paths(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str] | None:
-    """Return the paths of all delivered files of a plan; None when a file has to be copied."""
+    """Return the paths of all delivered files of a plan; None if a file still has to be copied."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files] if all(file.is_delivered for file in files) else None
 
@@ -34,13 +34,13 @@ def delivered_paths(
 def list_files_to_copy(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Return the paths of missing or changed files in `dist` that may be delivered now."""
+    """Return the paths in `dist` whose files are missing or changed, and may be delivered now."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files if not file.is_delivered]
 
 
 def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
-    """Check that the results of pending stages can be delivered, before these run."""
+    """Check, before pending stages run, that their results can be written to `dist`."""
     folders = dict.fromkeys(
         os.path.join(dist, delivery.recipe, delivery.target)
         for delivery in plan.deliveries
@@ -53,10 +53,10 @@ def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
 def deliver(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Copy missing and changed files to `dist`, and return the paths of all files.
+    """Copy missing and changed files to `dist`; return the paths of all delivered files.
 
-    Nothing of a target is delivered before the stage that verifies it has a result. All files are written beside the
-    old ones before the first one replaces its predecessor.
+    No file of a target is delivered before its library is verified. All files are first written beside the old ones,
+    and only then replace them.
 
     Raises:
         StoreError: when `dist` cannot be written.
@@ -75,11 +75,11 @@ def deliver(
 def deliver_verdicts(
     plan: Plan, verdicts: Mapping[str, str], store: LocalStore, dist: str
 ) -> list[str]:
-    """Deliver the verdicts on rejected libraries, without the libraries."""
+    """Deliver the verdicts on rejected libraries, but not these libraries."""
     paths = []
     for delivery in plan.deliveries:
         if delivery.stage_id in verdicts:
-            # The verdict is the first file of the stage that gives it; the others describe the verified library.
+            # The first file of the verifying stage is the verdict; its other files describe a verified library.
             path = _delivered_path(delivery, delivery.files[0][1], dist)
             with _copying(store, verdicts[delivery.stage_id], path):
                 pass
@@ -109,7 +109,7 @@ def _delivered_path(delivery: Delivery, name: str, dist: str) -> str:
 
 
 def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
-    """Return whether a file has this content, by its recorded stamp or by its digest."""
+    """Return whether the file at a path has this digest, by its recorded stamp or by hashing it."""
     try:
         current_stamp = stamp(path)
     except OSError:
@@ -121,7 +121,7 @@ def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
         if hash_file(path) != digest:
             return False
     except OSError:
-        # Something that is not a readable file is in the way; copying reports it.
+        # A folder or an unreadable file is in the way: copying reports it.
         return False
     _write_note(store, path, digest)
     return True
@@ -133,13 +133,13 @@ def _write_note(store: LocalStore, path: str, digest: str) -> None:
 
 @contextlib.contextmanager
 def _copying(store: LocalStore, digest: str, path: str) -> Iterator[None]:
-    """Copy a stored file beside `path`, whose place it takes when the block ends."""
+    """Copy a stored file to a temporary one beside `path`, which it replaces when the block ends."""
     blob = store.blobs.verified_path(digest)
     make_folder(os.path.dirname(path))
     with disk_errors(path, needed=os.path.getsize(blob)), replacing(path) as temporary:
         if os.path.isdir(path):
-            # before any other file of the delivery is replaced
+            # Checked before any file of the delivery is replaced.
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        # not the permissions of a stored file, which is read-only: the umask decides
+        # Stored files are read-only; a delivered file gets the permissions of the umask instead.
         shutil.copyfile(blob, temporary)
         yield

@@ -1,4 +1,4 @@
-"""The doit adapter runs tasks in the order of their dependencies. Only this module imports doit.
+"""The doit adapter: runs tasks in dependency order. Only this module imports doit.
 
 doit orders tasks and runs them in threads. It remembers nothing between runs (the store does) and prints nothing.
 `api.dodo_file` is for doit's own command line.
@@ -24,17 +24,17 @@ from tvmflow.store.disk import Notes
 
 _log = logging.getLogger(__name__)
 
-# doit's exit status when it could not run the tasks at all.
+# doit's exit status if it could not run the tasks at all.
 _DOIT_FAILED = 3
-# The folder of notes about the tasks in doit's database.
+# The folder of notes about tasks that are in doit's database.
 _NOTES: Final = "doit"
 
 
 class EngineTask(NamedTuple):
-    """One task: its function, and the names of the tasks that must have succeeded before it.
+    """One task: its function, and the names of the tasks that must succeed before it.
 
-    `run` returns the reason of a failure, or an empty string. `is_up_to_date` is called in the main thread when the
-    `dependencies` are done.
+    `run` returns the reason of a failure, or an empty string. `is_up_to_date` is called in the main thread once all
+    `dependencies` have succeeded.
     """
 
     name: str
@@ -43,7 +43,7 @@ class EngineTask(NamedTuple):
     dependencies: tuple[str, ...]
 
     def to_doit(self) -> dict[str, Any]:
-        """Return the task as doit's dodo files describe tasks."""
+        """Return the task as a dictionary, as dodo files define tasks."""
 
         def run() -> TaskFailed | None:
             failure = self.run()
@@ -54,7 +54,7 @@ class EngineTask(NamedTuple):
             "actions": [(run,)],
             "task_dep": list(self.dependencies),
             "uptodate": [self.is_up_to_date],
-            # doit's capturing of output breaks when tasks run in threads.
+            # doit's output capturing fails if tasks run in threads.
             "io": {"capture": False},
         }
 
@@ -63,7 +63,7 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
     """Run the tasks that are not up to date, in topological order (doit is slow with other orders).
 
     Raises:
-        Exception: the first exception that a task raised; failures are returned by tasks, not raised.
+        Exception: the first exception raised by a task; a failure is no exception, as `run` returns it.
         InternalError: when doit cannot run the tasks.
     """
     errors: list[Exception] = []
@@ -92,7 +92,7 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
 
 @contextlib.contextmanager
 def _without_plugins() -> Iterator[None]:
-    """Keep doit from looking for plug-ins: it would read the metadata of all packages three times."""
+    """Keep doit from searching for plug-ins, because it reads the metadata of all packages three times."""
     before = plugin.entry_points_impl
     plugin.entry_points_impl = lambda: lambda **_: ()
     try:
@@ -102,10 +102,10 @@ def _without_plugins() -> Iterator[None]:
 
 
 def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:
-    """Return the tasks that `doit forget` removed from doit's database; doit has not opened it yet.
+    """Return the tasks that `doit forget` removed from doit's database. Call this before doit opens it.
 
-    All tasks are entered into the database, with a note in the store. A task that has a note but no entry was
-    forgotten. Without a database there is nothing to forget.
+    All tasks are entered into the database, and noted in the store. So a task with a note but without an entry was
+    forgotten. Without a database, nothing was forgotten.
     """
     if dbm.whichdb(database) is None:
         for name in notes.list(_NOTES):
@@ -124,17 +124,17 @@ def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> fro
 
 
 def note_failure(name: str, notes: Notes) -> None:
-    """Remove a failed task's note: doit drops the task, which must not look like `doit forget`."""
+    """Remove a failed task's note: doit drops its entry, which would look like `doit forget`."""
     notes.remove(_NOTES, name)
 
 
 def dodo_error(error: TvmflowError) -> InvalidDodoFile:
-    """Return an error as doit's own, which it shows without a traceback."""
+    """Return an error as doit's own error type, which doit shows without a traceback."""
     return InvalidDodoFile(str(error))
 
 
 def _stop_at_exception(task: EngineTask, errors: list[Exception]) -> EngineTask:
-    """Return the task so that an exception, which doit would hide, is kept and ends the run."""
+    """Wrap a task so that an exception ends the run and is kept in `errors`; doit would hide it."""
 
     def run() -> str:
         if errors:
@@ -156,7 +156,7 @@ def _stop_at_exception(task: EngineTask, errors: list[Exception]) -> EngineTask:
 
 
 class _MemoryDatabase(JsonDB):  # type: ignore[misc]
-    """A database for doit that ends with the run."""
+    """A database for doit in memory, which is discarded after the run."""
 
     def __init__(self, name: str, codec: Any, **_: Any) -> None:
         self.name = name
@@ -176,7 +176,7 @@ class _ProblemReporter:
         self.problems: list[str] = []
 
     def add_failure(self, task: Task, fail_info: Any) -> None:
-        """Keep a failure that is neither that of a task nor that of a task before it."""
+        """Keep a failure, except that of a task itself or of a task before it, which have reported theirs."""
         if not isinstance(fail_info, TaskFailed | UnmetDependency):
             self.problems.append(f"{task.name}: {fail_info.get_msg()}")
 

@@ -29,9 +29,9 @@ from tvmflow.store.remote.client import RemoteCacheClient
 
 
 class DriverSettings(NamedTuple):
-    """The settings of a run; None for the scheduler of the environment.
+    """The settings of a run; with None as scheduler, the environment's is used.
 
-    Only `best_so_far` changes the results: it measures no trial, and takes the best of the ledger.
+    Only `best_so_far` changes results: the searches measure no trial, and take the best ones of the ledger.
     """
 
     session: SessionOptions
@@ -43,14 +43,14 @@ class DriverSettings(NamedTuple):
 
 
 class Observer(Protocol):
-    """Follows runs."""
+    """Is notified of the events of runs."""
 
     def event(self, event: Event) -> None:
         """Take a progress event, from any thread."""
         ...
 
     def interrupted(self) -> str:
-        """Return what is kept of an interrupted run, and what to do next; a signal handler calls it."""
+        """Return what is kept of an interrupted run, and how to continue; a signal handler calls it."""
         ...
 
 
@@ -60,7 +60,7 @@ def prepare(
     settings: DriverSettings,
     on_download: OnProgress | None = None,
 ) -> PreparedRun:
-    """Return the plan of a request, after a check that it can be run."""
+    """Return the plan of a request, after checking that it can be run."""
     check_settings(settings)
     if settings.executor == PROCESSES:
         prepared = _prepare_for_processes(request, store, on_download)
@@ -73,7 +73,7 @@ def prepare(
             "--best-so-far is for recipes, and this pipeline releases or retunes several",
             fix="run its recipes with --best-so-far",
         )
-    # no key knows what the ledger has
+    # The ledger's content is in no key, so these searches must run even if they seem up to date.
     searches = {spec.id for spec in prepared.plan.stages if is_search(spec)}
     plan, forced = with_best_so_far(prepared.plan), prepared.forced | searches
     return prepared._replace(plan=plan, forced=forced)
@@ -82,14 +82,14 @@ def prepare(
 def _prepare_for_processes(
     request: RunRequest, store: LocalStore, on_download: OnProgress | None
 ) -> PreparedRun:
-    """Plan, with the process that then runs stages for questions about targets."""
+    """Plan; the process that later runs the stages answers queries about targets."""
 
     def query(targets: Sequence[Json]) -> list[Json]:
-        # what is up to date starts no process
+        # An up-to-date run needs no query, and starts no process.
         from tvmflow.executors import local
 
         local.start_early()
-        # while that process loads TVM, this one imports what will run stages
+        # While that process loads TVM, this one imports the module that will run the stages.
         importlib.import_module("tvmflow.engine.doit_adapter")
         return local.query_targets(targets)
 
@@ -103,7 +103,7 @@ def _prepare_for_processes(
 
 
 def check_settings(settings: DriverSettings) -> None:
-    """Raise UsageError when scheduler, remote cache or signing key is missing or invalid."""
+    """Raise UsageError if the scheduler, remote cache or signing key is missing or invalid."""
     if settings.executor != PROCESSES:
         load_plugin(settings.executor).find_scheduler(settings.scheduler)
         remote_access.cluster_remote_url(settings.remote)
@@ -114,7 +114,7 @@ def check_settings(settings: DriverSettings) -> None:
 
 
 NoteProgress = Callable[[Callable[[], RunReport]], None]
-"""Takes a function that returns the report so far, when stages begin and whenever one has ended."""
+"""Receives a function that returns the report so far: when stages begin, and after each stage."""
 
 
 class Driver:
@@ -128,7 +128,7 @@ class Driver:
         observer: Observer,
         note_progress: NoteProgress = lambda _: None,
     ) -> None:
-        """Open the executor; it starts with the first stage that runs."""
+        """Open the executor; it starts when the first stage runs."""
         self._store = store
         self._settings = settings
         self._observer = observer
@@ -167,15 +167,15 @@ class Driver:
 
     @property
     def is_cancelled(self) -> bool:
-        """True after the user has asked to stop."""
+        """True once the user has asked to stop."""
         return self._executor.cancelled
 
     def cancel(self) -> None:
-        """Stop what runs. May be called by a signal handler."""
+        """Stop the running stages. May be called by a signal handler."""
         self._executor.cancel()
 
     def run(self, plan: Plan) -> RunReport:
-        """Bring a plan up to date, deliver, and report; forced stages run in the first call alone."""
+        """Bring a plan up to date, deliver, and report; forced stages run only in the first call."""
         options = self._settings.session._replace(
             forced=self._forced, delivers_interim=self._delivers_interim
         )
@@ -205,7 +205,7 @@ class Driver:
         return report
 
     def open_context(self) -> RunContext:
-        """Return the context of stages that another program schedules, in any process; it uploads nothing."""
+        """Return a context for stages that another program schedules, in any process; nothing is uploaded."""
         session, remote = self._settings.session, self._settings.remote
         client = self._open_client(remote._replace(reads_only=True))
         return RunContext(

@@ -1,4 +1,4 @@
-"""All known facts of one kernel of a library, from stages, the store and the ledger."""
+"""Everything known about one kernel of a library, from stages, store and ledger."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 
 class BuiltLibrary(NamedTuple):
-    """A library that was built, named `RECIPE/TARGET`; `command` makes what is missing.
+    """A built library, named `RECIPE/TARGET`; `command` is the command that makes missing results.
 
-    `keys` maps each stage's name to the key of its result. `problem` says why some facts cannot be read.
+    `keys` maps each stage's name to the key of its result. `problem` says why some facts are unreadable.
     """
 
     name: str
@@ -48,7 +48,7 @@ class BuiltLibrary(NamedTuple):
 
     @property
     def built(self) -> BuildFacts:
-        """The facts of its code."""
+        """The facts of the stage that built its code."""
         built = self.facts.get(BuildFacts)
         if built is None or self.problem:
             text = f"{self.name} in this record: {self.problem or f'no facts of {build.NAME}'}"
@@ -57,7 +57,7 @@ class BuiltLibrary(NamedTuple):
 
 
 def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLibrary]:
-    """Return the libraries that some stages have built; `command` makes what is missing."""
+    """Return the libraries that the stages have built; `command` makes missing results."""
     known = [stage for stage in stages if stage.facts]
     reported = ReportedFacts(known)
     libraries = []
@@ -69,7 +69,7 @@ def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLib
             BuiltLibrary(
                 name=f"{recipe}/{target}",
                 command=command,
-                # of a part, `cut` comes after `import`, and names the nodes
+                # If the library is a part, `cut` comes after `import`, and its facts name the nodes.
                 facts=reported.of(own.values()),
                 keys={name: stage.key for name, stage in own.items()},
                 problem=next(filter(None, problems), ""),
@@ -89,7 +89,7 @@ def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, 
 
 
 def read_tasks(key: str, store: LocalStore) -> list[dict[str, Json]]:
-    """Return the workloads of a result of `extract_tasks`; none if the store lost it."""
+    """Return the workloads in a result of `extract_tasks`; empty if it is not in the store any more."""
     artifact = store.find(key) if key else None
     digest = artifact.digests((TASKS,)).get(TASKS) if artifact else None
     try:
@@ -101,7 +101,7 @@ def read_tasks(key: str, store: LocalStore) -> list[dict[str, Json]]:
 
 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
-    """Return the name of the kernel, or of the only one that begins so, in each library with it."""
+    """Return for each library that has it the kernel with this name, or the only one with this prefix."""
     names = {
         library.name: [
             kernel for kernels in library.built.schedule_rules.values() for kernel in kernels
@@ -119,7 +119,7 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
             f"{quoted(name)} is the beginning of {len(matches)} kernels: {names_text(matches)}",
             fix="give more of the name",
         )
-    # of a long name, only the beginning may be meant
+    # The name may be the mistyped beginning of a longer one, so beginnings of this length are compared, too.
     beginnings = {kernel[: len(name)]: kernel for kernel in known} | {k: k for k in known}
     meant = [beginnings[match] for match in nearest(name, beginnings)]
     raise UsageError(
@@ -129,13 +129,13 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
 
 
 class KernelDetails(NamedTuple):
-    """The facts of stages about a kernel; None is unknown.
+    """What stages know about a kernel; None means unknown.
 
-    `nodes` are those of each of its calls. `untuned_s` and `tuned_s` are the times of a call alone, with the schedule of
-    a rule and with that of the search, None where none was better. `flops` are the operations of a call, `least_s` its
-    time at the roofline. The search measured `trials` schedules: `failed` failed, and the best took `best_trial_s`.
-    `size_speedups` is the speedup over the rule's schedule at several sizes; other times are then geometric means, and
-    `flops` and `least_s` are unknown.
+    `nodes` has the nodes of each call. `untuned_s` and `tuned_s` are the seconds of a single call, measured alone: with
+    the rule's schedule, and with the search's (None if the search found no better one). `flops` are the operations of
+    a call, and `least_s` is its time at the roofline. The search measured `trials` schedules; `failed` counts failures,
+    and the best took `best_trial_s`. `size_speedups` are the speedups over the rule's schedule at several sizes; other
+    times are then geometric means, and `flops` and `least_s` are unknown.
     """
 
     row: KernelRow
@@ -152,19 +152,19 @@ class KernelDetails(NamedTuple):
 
     @property
     def call_s(self) -> float | None:
-        """The time of a call in the library; where that is not known, alone."""
+        """The seconds of a call in the library; if unknown, those of a call measured alone."""
         if self.row.seconds is not None and self.row.calls:
             return self.row.seconds / self.row.calls
         return self.untuned_s if self.tuned_s is None else self.tuned_s
 
     @property
     def gflops(self) -> float | None:
-        """Its arithmetic speed."""
+        """Its arithmetic throughput in GFLOP/s."""
         return self.flops / self.call_s / 1e9 if self.flops and self.call_s else None
 
     @property
     def roofline_share(self) -> float | None:
-        """Its speed, as a part of the roofline."""
+        """Its throughput as a fraction of the roofline."""
         return min(self.least_s / self.call_s, 1.0) if self.least_s and self.call_s else None
 
     def to_json(self) -> dict[str, Json]:
@@ -175,7 +175,7 @@ class KernelDetails(NamedTuple):
 
 
 def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> KernelDetails:
-    """Return the facts of a library's stages about a kernel."""
+    """Return everything that a library's stages know about a kernel."""
     facts, names = library.facts, _read_workload_names(library, store)
     row = next(row for row in list_rows(library, store) if row.name == kernel)
     workload = names.get(kernel, kernel)
@@ -204,16 +204,16 @@ def _seconds(us: float | None) -> float | None:
 
 
 class ChosenTrials(NamedTuple):
-    """The trials of a kernel's workload in the ledger, on each target.
+    """The ledger's trials of a kernel's workload, by target.
 
-    `chosen` is the id of the trial with the library's schedule; empty for the schedule of a rule.
+    `chosen` is the id of the trial whose schedule the library uses; empty if it uses a rule's schedule.
     """
 
     chosen: str
     workloads: tuple[WorkloadTrials, ...]
 
     def select(self) -> list[WorkloadTrials]:
-        """Return the workloads with the chosen trial alone, or the best one where a rule is chosen."""
+        """Return the workloads with only the chosen trial, or with the best one if a rule's schedule is used."""
         selected = []
         for workload in self.workloads:
             trials = [t for t in workload.trials if t.id == self.chosen] or workload.trials[:1]
@@ -223,7 +223,7 @@ class ChosenTrials(NamedTuple):
 
 
 def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> ChosenTrials:
-    """Return the trials of a kernel, on the target that the library was tuned for, if it is known."""
+    """Return the trials of a kernel for the target of the library's tuning, if known."""
     inputs = _list_inputs(library, store)
     path = inputs.get(CHOSEN_ROLE)
     chosen = json.loads(Path(path).read_bytes()) if path else {}
@@ -248,7 +248,7 @@ def make_kernel_code(
     with_assembly: bool = False,
     with_candidates: bool = False,
 ) -> KernelCode:
-    """Return the code of a kernel, made again from the inputs of the library's build."""
+    """Return the code of a kernel, compiled again from the inputs of the library's build."""
     payload = {
         "settings": _read_preimage(library, store)["settings"],
         "inputs": _list_inputs(library, store),
@@ -284,7 +284,7 @@ def _list_inputs(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
 
 
 def _find_input(digest: str, store: LocalStore) -> str:
-    # the schedules of a locked run came from its lock file
+    # A locked run took its schedules from the lock file.
     locked = Path(store.root, LOCKED, digest)
     is_locked = locked.is_file() and hash_file(str(locked)) == digest
     return str(locked) if is_locked else store.blobs.verified_path(digest)
@@ -298,11 +298,11 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
 
 
 class KernelRow(NamedTuple):
-    """A kernel of a library. None is an unknown value.
+    """A kernel of a library. None means unknown.
 
-    An inference makes `calls` calls of it. `share` is its share of the time of an inference (0 to 1), `seconds` that
-    share of the latency, and `alone_s` the time of its calls as `pick_best` measured one alone. `schedule` is `tuned` or
-    a rule, `workload` a key, empty without tuning, and `nodes` the nodes of the model as text.
+    An inference calls it `calls` times. `share` is its share of an inference's time (0 to 1), and `seconds` the same
+    share of the latency. `alone_s` is the time of these calls if each takes as long as `pick_best` measured for one.
+    `schedule` is `tuned` or a rule's name, `workload` a key (empty without tuning), `nodes` the model's nodes as text.
     """
 
     name: str
@@ -318,7 +318,7 @@ class KernelRow(NamedTuple):
 def list_kernel_rows(
     built: BuildFacts, facts: KnownFacts, workload_names: Mapping[str, str] = MappingProxyType({})
 ) -> list[KernelRow]:
-    """Return the kernels of a build, the slowest first; `workload_names` has those of equal kernels."""
+    """Return the kernels of a build, slowest first; `workload_names` has the names of equal kernels."""
     rules = {name: rule for rule, names in built.schedule_rules.items() for name in names}
     calls = list_kernel_calls(facts)
     shares = {kernel.name: kernel.share for kernel in list_kernel_shares(facts)}

@@ -1,4 +1,4 @@
-"""The text of a plan, with estimated costs, and the explanation of one stage."""
+"""The text of a plan with estimated costs, and the explanation of a single stage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tvmflow.tuning.tuning_job import TuneFacts
 _log = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- estimates
-# Costs of the stages that must run, from the history in the store. A stage that never ran here has no estimate.
+# Costs of stages that must run, estimated from the store's history. A stage that never ran here has no estimate.
 
-# A range that is wider than this says nothing.
+# A range whose ends differ by more than this factor is not shown, because it says too little.
 _WIDEST_RANGE: Final = 4.0
 
 Basis = str
@@ -38,8 +38,8 @@ Basis = str
 class Estimate(NamedTuple):
     """The cost of a stage that must run; None without history.
 
-    `seconds` is the least and the most that it will probably take, `bytes` the disk space of its result. `trials` is what
-    its search will find in the ledger; None for a stage without a search.
+    `seconds` is the probable minimum and maximum, `bytes` the disk space of the result. `trials` is what its search
+    will find in the ledger; None for a stage without a search.
     """
 
     stage_id: str
@@ -73,7 +73,7 @@ def _trials_to_json(trials: TrialForecast) -> Json:
 
 
 class Total(NamedTuple):
-    """The cost of all stages that must run, one after the other; `unknown` have no estimate."""
+    """The cost of all stages that must run, one after the other; `unknown` of them have no estimate."""
 
     stages: int
     seconds: tuple[float, float] | None
@@ -91,10 +91,10 @@ def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
 
 
 def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
-    """Return the stages that a run will keep if only the weights of the models changed.
+    """Return the stages that must run, but will turn out up to date if only models' weights changed.
 
-    The import of such a model gives the same files, except those of weights. Stages that need only the other files are
-    then up to date (early cutoff).
+    Importing such a model changes only the files of weights. Stages that need only the other files are then up to date
+    (early cutoff).
     """
     artifacts = dict(state.artifacts)
     kept: set[str] = set()
@@ -118,7 +118,7 @@ def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
 
 
 def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | None:
-    """Return the last result of an import, without weights, if only the model's content changed."""
+    """Return the last result of an import without its weights, if only the model's content changed."""
     key, last = state.keys.get(spec.id), state.store.last_key(spec.recipe, spec.label)
     stage = STAGES.get(spec.stage)
     weights = stage.TRAITS.weights if stage is not None else ()
@@ -132,7 +132,7 @@ def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | N
 
 
 def add_up(estimates: Iterable[Estimate]) -> Total:
-    """Return the cost of several stages together."""
+    """Return the total cost of several stages."""
     estimates = list(estimates)
     known = [estimate.seconds for estimate in estimates if estimate.seconds]
     return Total(
@@ -144,7 +144,7 @@ def add_up(estimates: Iterable[Estimate]) -> Total:
 
 
 def list_past_runs(spec: StageSpec, store: LocalStore) -> tuple[list[ActionRecord], Basis]:
-    """Return records of the last runs of a stage here, or else of the stage for other targets."""
+    """Return records of a stage's last runs here; if there are none, of the stage for other targets."""
     own = _read_last(spec.recipe, [spec.label], store)
     if own:
         return own, "same stage"
@@ -176,7 +176,7 @@ def _estimate_stage(spec: StageSpec, state: PlanState) -> Estimate:
 
 
 def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
-    """Return the ledger's content for the search of a stage; None for a stage without a search."""
+    """Return what the ledger has for a stage's search; None for a stage without a search."""
     stage = STAGES.get(spec.stage)
     if stage is None or not stage.TRAITS.forecast:
         return None
@@ -190,7 +190,7 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
         tvm_build = state.tool_identities(spec)["apache-tvm"]
         return stage.TRAITS.forecast(settings, inputs, Path(store.ledger), tvm_build)
     except (TvmflowError, OSError, ValueError, LookupError) as error:
-        # The stage meets the same problem, and reports it with a remedy.
+        # The stage itself will meet this problem, and report it with a remedy.
         _log.debug("%s: no forecast: %s", spec.id, error)
         return None
 
@@ -198,11 +198,11 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
 def estimate_search(
     estimate: Estimate, trials: TrialForecast, records: Sequence[ActionRecord]
 ) -> Estimate:
-    """Return the estimate of a search: its trials at the pace of earlier ones, and the overhead."""
+    """Return the estimate of a search: trials at the pace of earlier searches, plus their overhead."""
     estimate = estimate._replace(trials=trials)
     if not trials.budget:
         return estimate
-    # the spending of earlier searches, such as an interrupted one, is not repeated
+    # Time spent by earlier searches, such as an interrupted one, counts towards the limit.
     limit_s = trials.seconds_left
     known = [(record.seconds, find_facts(TuneFacts, record.facts)) for record in records]
     searches = [(seconds, search) for seconds, search in known if search is not None]
@@ -225,7 +225,7 @@ def estimate_search(
 
 
 def _range_of(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the least and the most of values; None for no values, or if they differ too much."""
+    """Return the minimum and maximum of values; None if there are none, or if they differ too much."""
     known = sorted(values)
     if not known or known[-1] > _WIDEST_RANGE * max(known[0], 1.0):
         return None
@@ -240,7 +240,7 @@ KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}
 _SHOWN_NAMES: Final = 3
 _KEPT: Final = "; kept if only the weights changed"
 _IF_WEIGHTS: Final = " if only the weights of the model changed"
-# Two durations that differ by less than this are one.
+# Two durations whose ratio is below this are shown as one.
 _SAME_DURATION: Final = 1.05
 
 
@@ -250,9 +250,9 @@ def format_plan(
     store_root: str,
     kept: Container[str] = (),
 ) -> list[str]:
-    """Return a line for each stage, and the costs of those that must run.
+    """Return a line for each stage, and the total cost of the stages that must run.
 
-    The stages `kept` are kept if only the weights of the models changed.
+    The stages in `kept` will not run if only the weights of the models changed.
     """
     lines = []
     if len(decisions) > MAX_SHOWN:
@@ -282,7 +282,7 @@ def format_plan(
 
 
 def describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
-    """Return the stages of a plan, with costs of those that must run, as JSON."""
+    """Return the stages of a plan as JSON, with costs for those that must run."""
     estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
     stages = [
         {
@@ -309,7 +309,7 @@ def range_text(seconds: tuple[float, float]) -> str:
 
 
 def rounded_text(seconds: float) -> str:
-    """Return a duration without digits that no estimate has."""
+    """Return a duration rounded to the precision that an estimate can have."""
     if seconds < 1:
         return "1 s"
     if seconds >= 60:
@@ -374,9 +374,9 @@ def explain_stage(
     origin: str = "",
     failure: Failure | None = None,
 ) -> str:
-    """Return why a stage must run or need not, and all dependencies of its result.
+    """Return why a stage must run or is up to date, and everything that its result depends on.
 
-    The key is None when stages before it must run first; the origin is empty for a result made here.
+    The key is None if stages before it must run first. The origin is empty for a result made on this machine.
     """
     label = decision.stage_id if with_recipe else decision.stage_id.partition(":")[2]
     if key is None:
@@ -424,7 +424,7 @@ def _list_inputs(preimage: Mapping[str, Json]) -> list[str]:
 
 
 def _leaves(value: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yield every setting with its path; lists are leaves."""
+    """Yield every setting with its path; a list counts as one setting."""
     if not isinstance(value, dict):
         yield path, value
         return

@@ -1,4 +1,4 @@
-"""The output of a run while it lasts: a line for each stage, a live display, or JSON events."""
+"""The output of a running command: a line for each stage, a live display, or JSON events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvmflow.store.downloads import DownloadProgress
 # ---------------------------------------------------------------- lines on a terminal
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "cyan": "36"}
-# A terminal that knows these shows everything between them at once.
+# A terminal that supports these sequences shows everything between them as one update, without flicker.
 _BEGIN_FRAME: Final = "\x1b[?2026h"
 _END_FRAME: Final = "\x1b[?2026l"
 
@@ -49,7 +49,7 @@ Line = tuple[Span, ...]
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether a stream gets colours: by `$NO_COLOR`, `$FORCE_COLOR`, or if it is a terminal."""
+    """Return whether to color a stream's output: by `$NO_COLOR`, `$FORCE_COLOR`, or if it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if force := os.environ.get("FORCE_COLOR"):
@@ -58,12 +58,12 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether lines of a stream can be replaced."""
+    """Return whether lines written to a stream can be replaced."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def display_width(text: str) -> int:
-    """Return the number of columns that a terminal needs for printable text."""
+    """Return how many terminal columns a printable text occupies."""
     return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
@@ -74,7 +74,7 @@ def _character_width(char: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return text that needs at most `width` columns: cut text ends in `…`."""
+    """Return text cut to at most `width` columns; cut text ends in `…`."""
     if display_width(text) <= width:
         return text
     kept, used = [], 1
@@ -87,12 +87,12 @@ def fit(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int) -> str:
-    """Return text with spaces up to `width` columns."""
+    """Return text filled with spaces to `width` columns."""
     return text + " " * (width - display_width(text))
 
 
 def fit_line(line: Line, width: int) -> Line:
-    """Return a line that needs at most `width` columns."""
+    """Return a line cut to at most `width` columns."""
     spans: list[Span] = []
     for span in line:
         needed = display_width(span.text)
@@ -113,10 +113,10 @@ def render_line(line: Line, *, color: bool) -> str:
 
 
 class LiveRegion:
-    """The last lines on a terminal, which are replaced by others; the cursor stays visible at their end.
+    """The last lines on a terminal, which are redrawn in place; the cursor stays visible at their end.
 
-    The size of the terminal is read for each frame. No line may wrap, or it could not be replaced. Lines that a
-    narrower terminal has wrapped since are counted.
+    The size of the terminal is read for each frame, as a wrapped line could not be replaced. Lines that have wrapped
+    since, because the terminal became narrower, are counted.
     """
 
     def __init__(self, stream: TextIO, *, color: bool) -> None:
@@ -127,12 +127,12 @@ class LiveRegion:
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines that a frame may have."""
+        """The columns and lines available for a frame."""
         size = shutil.get_terminal_size((80, 24))
         return os.terminal_size((max(size.columns - 1, 1), max(size.lines - 1, 1)))
 
     def draw(self, lines: Sequence[Line], above: str = "") -> None:
-        """Replace the lines that fit, in one write; `above` them, complete lines of text stay."""
+        """Replace the lines, in one write, with as many as fit; the text `above` stays above them for good."""
         columns, height = self.size
         fitted = [fit_line(line, columns) for line in lines[:height]]
         content = "\x1b[K\n".join(render_line(line, color=self._color) for line in fitted)
@@ -145,7 +145,7 @@ class LiveRegion:
         self._widths = [sum(display_width(span.text) for span in line) for line in fitted]
 
     def clear(self) -> None:
-        """Remove the lines; the cursor is then where the first of them began."""
+        """Remove the lines, and move the cursor to the beginning of the first one."""
         if self._widths:
             self._stream.write(f"{self._start()}\x1b[J")
             self._stream.flush()
@@ -164,9 +164,9 @@ PENDING: Final = "pending"
 
 
 class StageProgress:
-    """One stage of a run, whose state is `pending`, `running`, or its outcome.
+    """One stage of a run; its state is `pending`, `running`, or its outcome.
 
-    `latest` is its last progress event, and `workloads` has that of each workload. `note` is what it waits for or
+    `latest` is its last progress event, and `workloads` the last one of each workload. `note` says what it waits for or
     downloads.
     """
 
@@ -187,7 +187,7 @@ class StageProgress:
 
 
 class RunProgress:
-    """All stages of a run, in the order of the plan. Times are those of any clock of the caller."""
+    """All stages of a run, in the plan's order. Times are from a clock of the caller's choice."""
 
     def __init__(self) -> None:
         self.stages: dict[str, StageProgress] = {}
@@ -224,7 +224,7 @@ class RunProgress:
             stage.workloads[event["workload"]] = event
 
     def seconds_left(self, now: float) -> tuple[float, float] | None:
-        """Return the least and the most that the rest will probably take; None if one is unknown."""
+        """Return the probable minimum and maximum of the remaining seconds; None if one is unknown."""
         left = [self._left(stage, now) for stage in self.stages.values() if not stage.has_ended]
         known = [times for times in left if times is not None]
         least, most = sum(times[0] for times in known), sum(times[1] for times in known)
@@ -236,14 +236,14 @@ class RunProgress:
             return reported, reported
         estimate = self._estimates.get(stage.stage_id)
         elapsed = now - stage.started if stage.state == RUNNING else 0.0
-        # a run that takes longer than before cannot be estimated
+        # A stage that already takes longer than its estimate has no usable estimate.
         if estimate is None or elapsed > estimate[1]:
             return None
         return max(estimate[0] - elapsed, 0.0), estimate[1] - elapsed
 
 
 def done_share(event: Mapping[str, Any]) -> float:
-    """Return the finished part, from 0 to 1: of the trials, or else of the time."""
+    """Return the finished fraction (0 to 1) of the trials; without trials, of the time."""
     if event["total"] is None:
         return 1.0 - float(event["seconds_left"]) / float(event["limit_s"])
     return float(event["done"]) / max(float(event["total"]), 1.0)
@@ -262,21 +262,21 @@ _OUTCOMES: Final = {
     "timeout": ("TIMED OUT", "red"),
     "cancelled": ("stopped", ""),
 }
-# Without a terminal, a stage that runs for long says so at this interval.
+# Without a live display, a long-running stage prints a line at this interval.
 _PLAIN_INTERVAL_S: Final = 120.0
 _FRAME_INTERVAL_S: Final = 0.25
-# The least and the most room for the name of a stage.
+# The least and the most columns for the name of a stage.
 _KEPT: Final = "; finished results are kept, and the same command continues from here"
 _NAME_WIDTHS: Final = (28, 60)
 
 
 class Printer:
-    """Prints the events of a run to a stream. Safe to call from several threads.
+    """Prints the events of a run to a stream. Thread-safe.
 
-    A terminal has a live display, unless log messages appear on it (`is_logged`). With `many` recipes, stages are shown
-    with the names of their recipes. With more than MAX_SHOWN stages, up-to-date ones are only counted in the summary.
-    `quiet` leaves problems, and `as_json` prints every event as one line of JSON. `on_lost_reader` is called when nobody
-    reads the stream any more. `best_so_far` is the command that delivers the best of the trials so far.
+    On a terminal it draws a live display, unless log messages appear there (`is_logged`). With `many` recipes, each
+    stage is shown with its recipe. With more than MAX_SHOWN stages, up-to-date stages appear only as a count in the
+    summary. `quiet` prints only problems; `as_json` prints each event as a line of JSON. `on_lost_reader` is called
+    when the stream's reader is gone. `best_so_far` is the command that delivers the best of the trials so far.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Printer:
         self._color = wants_color(stream)
         is_live = is_terminal(stream) and not (as_json or quiet or is_logged)
         self._region = LiveRegion(stream, color=self._color) if is_live else None
-        # A signal handler may print while this thread is printing.
+        # A signal handler may print while this same thread holds the lock.
         self._lock = threading.RLock()
         self._progress = RunProgress()
         self._name_width = _NAME_WIDTHS[0]
@@ -328,7 +328,7 @@ class Printer:
             }
 
     def event(self, event: Event) -> None:
-        """Show one event; a kind that is not known here is only for programs."""
+        """Show one event; kinds that are unknown here are only for programs."""
         if event["event"] == "delivered":
             self._delivered, self._has_trials = interim_text(event), False
         self._has_trials |= event.get("unit") == "trial"
@@ -348,7 +348,7 @@ class Printer:
             self._start_ticker()
 
     def interrupted(self) -> str:
-        """End the display; return what is kept, and how to continue. A signal handler calls it."""
+        """End the display; return what is kept and how to continue. A signal handler calls it."""
         self.end()
         delivered = f"; delivered: {self._delivered}" if self._delivered else ""
         if not self._has_trials or not self._best_so_far:
@@ -356,7 +356,7 @@ class Printer:
         return f"{delivered}{_KEPT}; `{self._best_so_far}` delivers the best of the trials so far"
 
     def end(self) -> None:
-        """Remove the live display from the terminal; it does not appear again."""
+        """Remove the live display from the terminal, and never draw it again."""
         self._ended.set()
         with self._lock:
             if self._region:
@@ -388,7 +388,7 @@ class Printer:
 
     def _show_waiting(self, event: Event) -> None:
         if self._find_stage(event):
-            # a stage may wait many times for the same lock
+            # A stage may wait for the same lock many times.
             self._show_note(event, event["message"], at_once=True)
         else:
             self._print_line(event["message"])
@@ -405,7 +405,7 @@ class Printer:
     def _show_note(
         self, event: Event, text: str, *, at_once: bool = False, always: bool = False
     ) -> None:
-        """Show a step of a stage; without a live display, only when a line is due."""
+        """Show a step of a stage; without a live display, only if a line is due."""
         if stage := self._find_stage(event):
             stage.note = text
         if not self._region and (always or self._is_due(event, at_once=at_once)):
@@ -415,7 +415,7 @@ class Printer:
         return self._progress.stages.get(event.get("stage_id", ""))
 
     def _is_due(self, event: Event, *, at_once: bool = False) -> bool:
-        """Return whether a line about a stage is due: the first one after an interval, or at once."""
+        """Return whether a line about a stage is due: one per interval; with `at_once`, the first one now."""
         now, stage_id = time.monotonic(), event["stage_id"]
         stage = self._find_stage(event)
         began = stage.started if stage and stage.started else now
@@ -454,7 +454,7 @@ class Printer:
             self._region.clear()
 
     def _start_ticker(self) -> None:
-        """Redraw the live display while stages run, also when nothing is reported."""
+        """Redraw the live display while stages run, even if no event arrives."""
         if self._region is None or self._ticker is not None:
             return
         self._ticker = threading.Thread(target=self._tick, name="progress", daemon=True)
@@ -470,7 +470,7 @@ class Printer:
                     return
 
     def _lose_reader(self, error: OSError) -> None:
-        """End the run when the reader has closed the pipe, or the terminal is gone; raise other errors."""
+        """Stop the run if the pipe's reader or the terminal is gone; raise other errors."""
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise error
         self._ended.set()
@@ -478,20 +478,20 @@ class Printer:
 
 
 def interim_text(event: Event) -> str:
-    """Return the interim deliveries of a search, and where they are."""
+    """Return a text about the interim deliveries of a search, with their paths."""
     trials = event["trials"]
     kind = f"the best of {count_text(trials, 'trial')} so far" if trials else "untuned so far"
     return f"{names_text(event['folders'])} ({kind})"
 
 
 def download_text(done: int, total: int, url: str) -> str:
-    """Return how much of a file has arrived: `downloading 1.5 of 3.0 MB  https://…`."""
+    """Return how much of a file was downloaded: `downloading 1.5 of 3.0 MB  https://…`."""
     of_total = f" of {total / 1e6:.1f}" if total else ""
     return f"downloading {done / 1e6:.1f}{of_total} MB  {url}"
 
 
 # ---------------------------------------------------------------- run display
-# The live display of a run: a table of targets and stages, and below it the running stages. Pure.
+# The live display of a run: a table of targets and stages, and the running stages below it. Pure functions.
 
 _SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND: Final = 4.0
@@ -503,12 +503,12 @@ _NAME_WIDTH: Final = 24
 _NARROW: Final = 60
 _KERNEL_ROWS: Final = 8
 _KERNEL_WIDTH: Final = 44
-# A range of the time left that is wider than this says nothing.
+# A range of the remaining time whose ends differ by more than this factor is not shown.
 _WIDEST_RANGE: Final = 2.5
 
 
 def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return at most `height` lines that show the most important parts of a run."""
+    """Return at most `height` lines with the most important parts of a run."""
     details = [_draw_running(stage, columns, now) for stage in progress.running]
     head = _draw_head(progress, columns, now)
     room = height - 1 - sum(map(len, details))
@@ -538,7 +538,7 @@ def _draw_head(progress: RunProgress, columns: int, now: float) -> Line:
 
 
 def _draw_table(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
-    """Return a row of stages for each target; if not all fit, the most important rows."""
+    """Return a row of stages per target; if they do not all fit, the most important ones."""
     rows = group_by_target(progress.stages.values())
     names = list(dict.fromkeys(stage.stage for stage in progress.stages.values()))
     several = len({stage.recipe for stage in progress.stages.values()}) > 1
@@ -577,7 +577,7 @@ def _draw_table(progress: RunProgress, columns: int, height: int, now: float) ->
 def _choose_rows(
     lines: Sequence[Line], rows: Sequence[Mapping[str, StageProgress]], height: int
 ) -> list[Line]:
-    """Return at most `height` lines: running and failed stages first, then pending ones."""
+    """Return at most `height` lines: rows with running or failed stages first, then pending ones."""
     if len(lines) <= height:
         return list(lines)
     room = max(height - 1, 0)
@@ -596,7 +596,7 @@ def _row_rank(row: Mapping[str, StageProgress]) -> int:
 
 
 def _draw_cell(stage: StageProgress | None, now: float, *, short: bool) -> Span:
-    """Return the state of a stage: a symbol, and the time that it has taken."""
+    """Return the state of a stage: a symbol, and how long it has taken."""
     if stage is None:
         return Span("")
     if stage.state == RUNNING:
@@ -624,7 +624,7 @@ def _draw_running(stage: StageProgress, columns: int, now: float) -> list[Line]:
 
 
 def _draw_kernels(stage: StageProgress, columns: int) -> list[Line]:
-    """Return a table of the kernels that take longest, from the last event of each."""
+    """Return a table of the slowest kernels, from the last event of each."""
     events = [event for event in stage.workloads.values() if "trials" in event and event["best_us"]]
     if not events:
         return []
@@ -635,7 +635,7 @@ def _draw_kernels(stage: StageProgress, columns: int) -> list[Line]:
     ]
     for event in events[:_KERNEL_ROWS]:
         speedup = (event["untuned_us"] or 0.0) / event["best_us"]
-        # Schedules slower than the untuned kernel are not used.
+        # A schedule slower than the untuned kernel is not used, so there is no gain.
         gain = f"{speedup:.1f}×" if speedup > 1 else "–"
         name = pad(fit(printable(event["workload"]), width), width)
         best = latency_text(event["best_us"] / 1e6)
@@ -671,9 +671,9 @@ def describe_gain(event: Mapping[str, Any]) -> str:
 
 
 class DownloadLine:
-    """Shows the progress of downloads on a line of stderr, which is removed at the end.
+    """Shows the progress of downloads on one line of stderr, and removes this line at the end.
 
-    In a file, only the end is shown; with `-q`, nothing.
+    If stderr is a file, only the end is shown; with `-q`, nothing.
     """
 
     def __init__(self) -> None:

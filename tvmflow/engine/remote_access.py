@@ -1,4 +1,4 @@
-"""Access to the remote cache of settings or environment: address, mode, client, prefetch."""
+"""Access to a remote cache, from settings or environment: address, mode, client, prefetching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.store.remote.http import without_credentials
 
 if TYPE_CHECKING:
-    # a push plans nothing
+    # A push plans nothing, and need not import this.
     from tvmflow.planning.decisions import PlanState
 
 _log = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ _READS_AND_WRITES: Final[Mapping[str, tuple[bool, bool]]] = {
 }
 _OFF: Final = "off"
 _MODES: Final = (*_READS_AND_WRITES, _OFF)
-# stages that are prefetched at a time
+# How many stages are prefetched at a time.
 _PARALLEL_STAGES: Final = 8
 
 
 class RemoteSettings(NamedTuple):
-    """The use of a remote cache. None leaves a setting to the environment.
+    """How to use a remote cache. None means: take the environment's setting.
 
     The mode is `read`, `write`, `both` or `off`. `wait_s` limits the wait for uploads at the end of a run; None for a
-    part of its time. A result must be signed by one of the keys of `require_signatures`, a file or a folder.
+    share of the run's time. `require_signatures` is a file or folder of keys, one of which must have signed a result.
     """
 
     url: str | None = None
@@ -59,11 +59,11 @@ def open_run_client(
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
 ) -> RemoteCacheClient | None:
-    """Return the client of a run; None without a remote cache, and when the mode is `off`.
+    """Return the client for a run; None without a remote cache, or with mode `off`.
 
     Raises:
         UsageError: for a mode, an address or a key that is not valid.
-        EnvironmentProblem: when a package that the address needs is not installed.
+        EnvironmentProblem: when a package that this kind of address needs is not installed.
     """
     mode = _find_mode(settings.mode)
     url = find_url(settings)
@@ -77,7 +77,7 @@ def open_run_client(
 
 
 def cluster_remote_url(settings: RemoteSettings) -> str:
-    """Return the address of the remote cache through which a cluster gets its files."""
+    """Return the URL of the remote cache through which a cluster exchanges files."""
     url = find_url(settings)
     if not url or _find_mode(settings.mode) == _OFF:
         raise UsageError(
@@ -93,9 +93,9 @@ def open_cluster_client(
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
 ) -> tuple[str, RemoteConnection]:
-    """Return the address without credentials and the connection for the files of a cluster.
+    """Return the URL without credentials, and a connection for a cluster's files.
 
-    Blobs are written to it in every mode.
+    In every mode, blobs are written to it.
     """
     url = cluster_remote_url(settings)
     shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
@@ -121,14 +121,14 @@ def open_command_client(
 
 
 def must_upload(settings: RemoteSettings, store: LocalStore) -> bool:
-    """Return whether a run may write to a remote cache, and results wait for their upload."""
+    """Return whether a run may write to a remote cache, and has results waiting for upload."""
     return _find_mode(settings.mode) in ("write", "both") and any(
         store.notes.list("spool", remote) for remote in store.notes.list("spool")
     )
 
 
 def find_url(settings: RemoteSettings) -> str:
-    """Return the address that `--remote` or the environment names; empty without one."""
+    """Return the URL that `--remote` or the environment names; empty if there is none."""
     return os.environ.get(URL_VARIABLE, "") if settings.url is None else settings.url
 
 
@@ -143,7 +143,7 @@ def _find_mode(option: str | None) -> str:
 
 
 def _can_be_shown(stage: str, facts: Mapping[str, Json]) -> bool:
-    # who only uploads needs no stage
+    # A run that only uploads does not need the stages' modules.
     from tvmflow.engine.report import can_be_shown
 
     return can_be_shown(stage, facts)
@@ -174,7 +174,7 @@ def _open_connection(
 
 
 def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:
-    """Return how long stages took when they last ran here; None when one is not known."""
+    """Return how many seconds the stages took in total when they last ran here; None if one is unknown."""
     seconds = 0.0
     for spec in stages:
         key = store.last_key(spec.recipe, spec.label)
@@ -191,10 +191,10 @@ def prefetch(
     remote_client: RemoteCacheClient,
     on_fetched: Callable[[StageSpec, Fetched], None],
 ) -> None:
-    """Fetch results level by level: fetched results determine the keys of later stages.
+    """Fetch results level by level, because fetched results determine the keys of later stages.
 
-    The state then has these results; `on_fetched` gets each of their stages. No key is claimed, because two runs that
-    fetch the same result get the same bytes.
+    Fetched results are added to the state, and `on_fetched` is called for each of their stages. No key is claimed: if
+    two runs fetch the same result, both get the same bytes.
     """
     requested: set[str] = set()
     with ThreadPoolExecutor(_PARALLEL_STAGES, "remote-fetches") as pool:

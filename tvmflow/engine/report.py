@@ -1,4 +1,4 @@
-"""Reports of runs: the outcome of each stage. `summary` has their text."""
+"""Reports of runs: the outcome of each stage. `summary` renders them as text."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tvmflow.store.remote.client import Traffic
 
 
 class ComparedLibrary(NamedTuple):
-    """A library of a recipe, with its measurements; None is a missing one.
+    """A library of a recipe, with its measurements; None means not measured.
 
-    Its group has the libraries for one machine and the same inputs. `bytes` is the size of all its parts. It is
-    Pareto-optimal if each other library of its group is worse in at least one measure, or equal in all; not without
-    others.
+    A group contains the libraries for one machine and the same inputs. `bytes` is the size of all parts of the library.
+    A library is Pareto-optimal if no other one of its group dominates it (see `mark_pareto_optimal`); a library
+    without others to compare is not marked.
     """
 
     recipe: str
@@ -45,7 +45,7 @@ class ComparedLibrary(NamedTuple):
 
     @property
     def costs(self) -> dict[str, float]:
-        """The measurements, each so that less is better; accuracy stands in for the largest error."""
+        """The measurements, where less is better; the largest error is used only without an accuracy."""
         costs: dict[str, float | None] = {"latency": self.latency_s, "bytes": self.bytes}
         if self.accuracy is None:
             costs["error"] = self.max_abs_error
@@ -55,7 +55,7 @@ class ComparedLibrary(NamedTuple):
 
 
 def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[ComparedLibrary, ...]:
-    """Return the libraries of recipes with several variants, or with several targets for one machine."""
+    """Return the libraries of recipes that have several variants, or several targets for one machine."""
     specs = {spec.id: spec for spec in plan.stages}
     origins = {origin.recipe: origin for origin in plan.origins}
     by_path: dict[str, list[ComparedLibrary]] = {}
@@ -96,11 +96,11 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
 
 
 def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLibrary]:
-    """Return the libraries with those marked that no other one dominates.
+    """Return the libraries, with `is_pareto_optimal` set for those that no other one dominates.
 
-    A library dominates another if it is at least as good in latency, size and accuracy (or largest error), and
-    better in one of these. Libraries of a group are compared if the same measures of both are known, and more than
-    one: the size alone does not show its price.
+    A library dominates another if it is at least as good in latency, size and accuracy (or largest error), and better
+    in one of these. Two libraries are compared only if the same measures of both are known, and more than one measure:
+    the size alone would hide what it costs.
     """
 
     def is_optimal(library: ComparedLibrary) -> bool:
@@ -128,7 +128,7 @@ def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _
 def _add_bytes(
     spec: StageSpec, specs: Mapping[str, StageSpec], artifacts: Mapping[str, Artifact]
 ) -> int | None:
-    """Return the size of the library that a stage reads, or of those that it was joined from."""
+    """Return the size of the library that a stage reads, or the total of those joined into it."""
     sizes = []
     for need in spec.needs:
         if need.stage.partition("/")[0] == export.NAME:
@@ -141,19 +141,19 @@ def _add_bytes(
 
 
 MAX_SHOWN: Final = 200
-"""Of more stages or files than this, a summary shows only counts; `--json` has all of them."""
+"""With more stages or files than this, a summary shows only counts; `--json` lists all."""
 
 SUCCEEDED: Final = ("hit", "fetched", "ran")
-"""The outcomes of a stage that has a result."""
+"""The outcomes of a stage that leave a result."""
 
 STOPPED: Final = "cancelled"
-"""The outcome of a stage that ran when the user stopped the run."""
+"""The outcome of a stage that was running when the user stopped the run."""
 
 SKIPPED: Final = "skipped"
-"""The outcome of a stage that did not begin before the run ended."""
+"""The outcome of a stage that had not begun when the run ended."""
 
 INCOMPLETE: Final = "INCOMPLETE"
-"""The first word of a warning about facts that cannot be read."""
+"""The first word of a warning about unreadable facts."""
 
 _EXITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(SUCCEEDED, EXIT_OK),
@@ -165,11 +165,11 @@ _SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_ENVIRONMENT, EXIT_VERIFY
 
 
 class StageReport(NamedTuple):
-    """The end of one stage of a run.
+    """The outcome of one stage of a run.
 
     `outcome` is `hit`, `fetched` (from a remote cache), `ran`, `failed`, `blocked` (by the state of this machine),
-    `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped` (the run ended before it, or a stage before
-    it did not succeed). `facts` are as recorded: `ReportedFacts` reads them. `key` is that of its result, if known.
+    `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped` (the run ended first, or a stage that it
+    needs did not succeed). `facts` are unparsed (see `ReportedFacts`). `key` is its result's key, if known.
     """
 
     stage_id: str
@@ -204,10 +204,10 @@ class StageReport(NamedTuple):
 
 
 class RunReport(NamedTuple):
-    """A whole run.
+    """The report of a whole run.
 
-    `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the number of the signal
-    that ended it, or 0. `timeline` is a `Timeline` as JSON, for the record of the run alone.
+    `delivered` are paths in `dist`; `damage` are paths of damaged files in the store. `signal` is the number of the
+    signal that ended the run, or 0. `timeline` is a `Timeline` as JSON, which only the run's record contains.
     """
 
     stages: tuple[StageReport, ...]
@@ -222,7 +222,7 @@ class RunReport(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the worst outcome, or of the signal."""
+        """The exit code for the worst outcome, or for the signal."""
         if self.signal:
             return SIGNAL_EXIT_BASE + self.signal
         codes = {_EXITS.get(s.outcome, EXIT_FAILED) for s in self.stages if s.outcome != SKIPPED}
@@ -248,9 +248,9 @@ _AnyStage = TypeVar("_AnyStage", bound=_Stage)
 
 
 def group_by_target(stages: Iterable[_AnyStage]) -> dict[tuple[str, str], dict[str, _AnyStage]]:
-    """Return the stages of each recipe and target by name, with those that its targets share.
+    """Return the stages of each recipe and target by name, including stages shared by several targets.
 
-    A recipe without targets has one group, whose target is empty.
+    A recipe without targets forms one group, with an empty target.
     """
     shared: dict[str, dict[str, _AnyStage]] = {}
     own: dict[tuple[str, str], dict[str, _AnyStage]] = {}
@@ -264,9 +264,9 @@ def group_by_target(stages: Iterable[_AnyStage]) -> dict[tuple[str, str], dict[s
 
 
 class ReportedFacts:
-    """The facts of some stages, each read once, as the type that its stage reports.
+    """The facts of some stages, parsed once into the type that each stage reports.
 
-    `problems` says why facts cannot be read, such as those of an older or a damaged record, by stage id.
+    `problems` maps a stage's id to the reason why its facts are unreadable, such as an older or damaged record.
     """
 
     def __init__(self, reports: Iterable[StageReport]) -> None:
@@ -283,7 +283,7 @@ class ReportedFacts:
         return self._select(report.stage_id for report in reports)
 
     def list_of(self, kind: type[_T], reports: Iterable[StageReport]) -> list[_T | None]:
-        """Return the facts of the stages that report a type; None where they are not known."""
+        """Return the facts of all stages that report a type; None if a stage's facts are unknown."""
         return [
             self._facts.get(report.stage_id)
             for report in reports
@@ -291,8 +291,8 @@ class ReportedFacts:
         ]
 
     def describe(self, report: StageReport) -> list[str]:
-        """Return a successful stage's text about its result, or that its facts cannot be read."""
-        # of a rejected library there are facts, too: they may be incomplete
+        """Return what a successful stage says about its result, or that its facts are unreadable."""
+        # A rejected library has facts, too, but they may be incomplete.
         if report.outcome not in SUCCEEDED:
             return []
         facts = self._facts.get(report.stage_id)
@@ -315,9 +315,9 @@ class ReportedFacts:
 
 
 def list_known_needs(report: StageReport, known: Collection[str]) -> list[str]:
-    """Return the ids of the known stages that a stage needs by its traits.
+    """Return the ids of the known stages whose results a stage needs.
 
-    They have the same target, or are for all targets. A stage that replaces another is needed instead of it.
+    They are for the same target, or for all targets. If a stage replaces another one, it is needed instead.
     """
     traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
     names = [*traits.needs, *traits.optional_needs] if traits else []
@@ -338,7 +338,7 @@ def unreadable_facts_text(label: str, error: Mismatch) -> str:
 
 
 def can_be_shown(stage: str, facts: Mapping[str, Json]) -> bool:
-    """Return whether facts from elsewhere fit their stage and have no control characters."""
+    """Return whether facts from another machine match their stage's type and have no control characters."""
     try:
         value = read_facts(stage, facts)
         if value is None:

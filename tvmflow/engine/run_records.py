@@ -1,6 +1,6 @@
-"""Run records: each run that did something, as `history/ID.json` in the store; and logs of stages.
+"""Run records: `history/ID.json` in the store, for each run that did something; and logs of stages.
 
-An id is the time at which the run began, so that ids sort by it: seven characters of Crockford's base 32.
+An id is the run's start time as seven characters of Crockford's base 32, so ids sort by time.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _FORMAT: Final = 1
 _SUFFIX: Final = ".json"
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_LENGTH: Final = 7
-# 2025-01-01; the ids last until 2059.
+# The epoch of ids is 2025-01-01; seven characters last until 2059.
 _EPOCH_S: Final = 1_735_689_600
 _TICKS_PER_SECOND: Final = 32
-# A recipe is some kB; of larger ones only the digest is recorded.
+# A recipe is a few kB; of a larger file only the digest is recorded.
 _MAX_TEXT: Final = 256 << 10
-# The record of a run in progress is written again after this time, and takes at most this share of it.
+# While a run is in progress, its record is rewritten at most this often, and for at most this share of the time.
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 0.02
 _KEPT: Final = (
@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 class Machine(NamedTuple):
-    """A machine that ran stages: name, such as `linux-x86_64`, the model of its CPU, its usable CPUs."""
+    """A machine that ran stages: its name (such as `linux-x86_64`), CPU model, and usable CPUs."""
 
     name: str
     platform: str
@@ -83,7 +83,7 @@ class Machine(NamedTuple):
 
 
 class SourceText(NamedTuple):
-    """A file of the user: `recipe`, `pipeline` or `lock`; large ones are recorded without their text."""
+    """A user's file: `recipe`, `pipeline` or `lock`; the text of a large file is not recorded."""
 
     kind: str
     path: str
@@ -94,7 +94,7 @@ class SourceText(NamedTuple):
 class RecipeSource(NamedTuple):
     """The files of a planned recipe or variant, and the commit that was checked out.
 
-    `clean` says whether the files were as in that commit: `yes`, `no`, or why that is unknown.
+    `clean` says whether the files equal those of the commit: `yes`, `no`, or why this is unknown.
     """
 
     recipe: str
@@ -106,11 +106,11 @@ class RecipeSource(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A run that did something.
+    """The record of a run that did something.
 
-    The command line is without passwords. `sources` has each file of the user once, `builds` the results by recipe and
-    target, `damage` the paths of damaged files in the store. `release` is None for a run that makes none, and `message`
-    is empty unless an error ended the run. `timeline` is a `Timeline` as JSON.
+    The command line has no passwords. `sources` lists each of the user's files once, `builds` the results by recipe and
+    target, `damage` the paths of damaged files in the store. `release` is None if the run makes no release, `message`
+    is empty unless an error ended the run, and `timeline` is a `Timeline` as JSON.
     """
 
     id: str
@@ -133,12 +133,12 @@ class RunRecord(NamedTuple):
 
     @property
     def report(self) -> RunReport:
-        """The report of the run, as far as the record has it."""
+        """The run's report, as far as the record contains it."""
         return RunReport(self.stages, self.delivered, self.damage, self.seconds)
 
     @property
     def end(self) -> str:
-        """The end of the run: `ok`, `stopped`, `unfinished`, or its exit code."""
+        """How the run ended: `ok`, `stopped`, `unfinished`, or its exit code."""
         if self.exit_code == EXIT_OK:
             return "ok"
         if self.exit_code == EXIT_KILLED:
@@ -161,10 +161,10 @@ class RunRecord(NamedTuple):
 
 
 class Recording:
-    """The record of a run in progress, whose fields the run fills in.
+    """The record of a run in progress; the run fills in the fields.
 
-    It is written again as stages end, and says that the run is unfinished, so that it exists whatever ends the process.
-    `did_more` means something besides stages, such as a release.
+    It is rewritten as stages end, marked as unfinished, so that a record exists even if the process is killed.
+    `did_more` says that the run did something besides stages, such as a release.
     """
 
     def __init__(self, store: LocalStore, argv: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ class Recording:
         self._lock = threading.Lock()
 
     def note_progress(self, make_report: Callable[[], RunReport]) -> None:
-        """Write the record of the run so far, as if it were killed; may be called from several threads."""
+        """Write the record so far, marked as unfinished. Thread-safe."""
         with self._lock:
             self._make_report = make_report
             began_s = time.monotonic()
@@ -193,7 +193,7 @@ class Recording:
             self._next_s = now_s + max(_INTERVAL_S, (now_s - began_s) / _SHARE)
 
     def save(self) -> None:
-        """Write the record, if the run did something; log a warning if that is impossible."""
+        """Write the record if the run did something; log a warning if it cannot be written."""
         report = self.report or (self._make_report and self._make_report())
         try:
             if report is not None and (
@@ -244,7 +244,7 @@ def _with_log(stage: StageReport, store: LocalStore) -> StageReport:
 
 @contextlib.contextmanager
 def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
-    """Yield the record of a run, and write it when the block ends in any way."""
+    """Yield the record of a run, and write it however the block ends."""
     recording = Recording(store, argv)
     try:
         yield recording
@@ -262,7 +262,7 @@ def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
 
 
 def _choose_id(store: LocalStore, began_s: float) -> str:
-    """Return the id of the run, which sorts after earlier ones even if the clock was set back."""
+    """Return the run's id; it sorts after earlier ids even if the clock was set back."""
     ticks = max(0, int((began_s - _EPOCH_S) * _TICKS_PER_SECOND))
     earlier = [name for name in list_ids(store) if set(name) <= set(_DIGITS)]
     if earlier:
@@ -281,7 +281,7 @@ def _encode(number: int) -> str:
 
 
 def recorded_path(path: str | Path) -> Path:
-    """Return the path of a file in records: symbolic links in its folder are resolved."""
+    """Return the path of a file as records have it, with symbolic links in its folder resolved."""
     return Path(path).parent.resolve() / Path(path).name
 
 
@@ -314,14 +314,14 @@ def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:
 
 
 class RunHistory(NamedTuple):
-    """The records of a store: the runs, the last one first, and unreadable ones with the reason."""
+    """The records of a store: runs, newest first, and unreadable records with the reason."""
 
     runs: tuple[RunRecord, ...]
     damaged: tuple[tuple[str, str], ...]
 
 
 def list_runs(store: LocalStore, limit: int | None = None) -> RunHistory:
-    """Return the last runs of a store, which may not exist, the last one first."""
+    """Return the last runs of a store, newest first; the store need not exist."""
     runs: list[RunRecord] = []
     damaged: list[tuple[str, str]] = []
     for name in reversed(list_ids(store)):
@@ -335,7 +335,7 @@ def list_runs(store: LocalStore, limit: int | None = None) -> RunHistory:
 
 
 def list_ids(store: LocalStore) -> list[str]:
-    """Return the ids of all runs of a store, in the order in which they began."""
+    """Return the ids of all runs of a store, oldest first."""
     names = store.notes.list(FOLDER)
     return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
@@ -357,7 +357,7 @@ def read_run(store: LocalStore, name: str) -> RunRecord:
 
 
 def may_name_run(store: LocalStore, name: str) -> bool:
-    """Return whether a name is a run id, a prefix of one, or counts from the latest run."""
+    """Return whether a name can refer to a run: an id, a prefix of one, or `latest~N`."""
     is_counted = name.partition("~")[0] == LATEST
     return is_counted or any(run.startswith(name.lower()) for run in list_ids(store))
 
@@ -395,7 +395,7 @@ def _path(store: LocalStore, name: str) -> Path:
 
 
 def is_record(content: bytes, name: str) -> bool:
-    """Return whether this is the undamaged content of a record, of any version."""
+    """Return whether this is the undamaged content of a record of any version."""
     try:
         value: Mapping[str, Json] = read_json(content)
         return isinstance(value, dict) and "format" in value and value.get("id", name) == name
@@ -404,7 +404,7 @@ def is_record(content: bytes, name: str) -> bool:
 
 
 # ---------------------------------------------------------------- logs of stages
-# One file for each stage of each recipe, of its last execution.
+# One file for each stage of each recipe, with the log of its last execution.
 
 _LOG_SUFFIX: Final = ".log"
 _POLL_S: Final = 0.2
@@ -412,7 +412,7 @@ _new_decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class StageLog(NamedTuple):
-    """The log of a stage: stage, file, size, and when it was last written (seconds since 1970)."""
+    """The log of a stage: stage, file, size, and last modification (seconds since 1970)."""
 
     stage_id: str
     path: str
@@ -423,13 +423,13 @@ class StageLog(NamedTuple):
 def find_logs(
     store: LocalStore, stage: str = "", run: RunRecord | None = None, recipes: Collection[str] = ()
 ) -> list[StageLog]:
-    """Return the logs of a stage, the last written one at the end.
+    """Return the logs of a stage, the newest at the end.
 
-    The stage is `STAGE` or `STAGE/TARGET`, each also with `RECIPE:`; empty for all. They are those of a run or of some
-    recipes, if given. The store may not exist.
+    `stage` is `STAGE` or `STAGE/TARGET`, with or without `RECIPE:`; empty for all stages. `run` and `recipes` select
+    logs of a run or of some recipes. The store need not exist.
 
     Raises:
-        UsageError: There is none, or a later run has replaced it.
+        UsageError: There is no such log, or a later run has replaced it.
     """
     logs = sorted(_list_logs(store), key=lambda log: log.written_s)
     if recipes:
@@ -453,7 +453,7 @@ def find_logs(
 
 
 def _select_run(logs: list[StageLog], run: RunRecord, stage: str) -> list[StageLog]:
-    """Return the logs of a run that no later one has replaced."""
+    """Return the logs of a run that no later run has replaced."""
     executed = {entry.stage_id for entry in run.stages if entry.log}
     own = [log for log in logs if log.stage_id in executed]
     kept = [log for log in own if log.written_s <= run.began_s + run.seconds + 1]
@@ -477,7 +477,7 @@ def _list_logs(store: LocalStore) -> Iterator[StageLog]:
         except OSError:
             continue
         if not stat.S_ISREG(status.st_mode):
-            # `tvmflow cache verify` names it; whoever reads a pipe waits
+            # Skipped, because reading a pipe would block; `tvmflow cache verify` reports it.
             continue
         label = path.name.removesuffix(_LOG_SUFFIX).replace("+", "/")
         stage_id = f"{path.parent.name}:{label}"
@@ -490,13 +490,13 @@ def _matches(stage_id: str, stage: str) -> bool:
 
 
 def follow(path: str | Path, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, then new text while its writer may run; a new file from its beginning.
+    """Yield a log's text, then new text while its writer may run; a replaced file is read from its start.
 
     The file may not exist yet.
     """
     decoder, position, inode = _new_decoder(errors="replace"), 0, 0
     while True:
-        # asked first, so that nothing is missed that is written before the end
+        # Asked before reading, so that text written just before the end is not missed.
         is_complete, content = not is_written(), b""
         with contextlib.suppress(FileNotFoundError), Path(path).open("rb") as stream:
             status = os.fstat(stream.fileno())

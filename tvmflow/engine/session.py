@@ -1,4 +1,4 @@
-"""Runs of plans: doit orders the stages, the store remembers their results, an executor runs them."""
+"""Runs of plans: doit orders the stages, an executor runs them, the store keeps their results."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 _log = logging.getLogger(__name__)
 
-# How often a run starts again, because a stored file turned out to be damaged or a schedule to be wrong.
+# How often a run starts again because a stored file is damaged or a schedule is wrong.
 _ROUNDS: Final = 4
 _DECISIONS: Final = {"hit": "up to date", "run": "runs", "wait": "decided"}
 
 
 class SessionOptions(NamedTuple):
-    """The options of a run. None of them changes the results.
+    """The options of a run; none of them changes the results.
 
     Without `jobs`, as many stages run at a time as the executor has slots. `forced` are the ids of stages that run once
-    even if they are up to date. `delivers_interim` lets long searches pause to deliver the best results so far.
+    even if they are up to date. With `delivers_interim`, long searches pause to deliver the best results so far.
     """
 
     jobs: int | None = 1
@@ -73,14 +73,14 @@ def run_plan(
     """Bring every stage of a plan up to date and deliver the files of its recipes.
 
     A damaged file in the store is set aside, and its stage runs again. Events come from several threads.
-    `on_progress` takes a function that returns the report so far, when stages begin and whenever one has ended.
+    `on_progress` gets a function that returns the report so far: when stages begin, and after each stage.
 
     Raises:
-        TvmflowError: for a problem of the whole run, such as a full disk.
-        InternalError: when the run ended without a failure and without all results.
+        TvmflowError: for a problem that ends the whole run, such as a full disk.
+        InternalError: when no stage failed, but a result is missing.
     """
     started = time.monotonic()
-    # Before uploads start: earlier runs may have left trials to push.
+    # Created before uploads start, because earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
 
     def make_report(delivered: Iterable[str] = ()) -> RunReport:
@@ -155,12 +155,12 @@ class Session:
         self.state = PlanState(context.store, options.forced)
 
     def begin(self, plan: Plan, forced: frozenset[str]) -> None:
-        """Begin a plan; earlier reports about its stages stay valid."""
+        """Begin a plan; reports about its stages from earlier plans stay valid."""
         self._plan = plan
         self.state = PlanState(self._context.store, forced)
 
     def run_part(self, plan: Plan, forced: frozenset[str]) -> PlanState | None:
-        """Run a plan before the requested one; return its state, or None when it did not succeed."""
+        """Run a plan that precedes the requested one; return its state, or None if it did not succeed."""
         self.begin(plan, forced)
         paths = self.run()
         reports = self._runs.list_reports(plan)
@@ -174,7 +174,7 @@ class Session:
         return self.state
 
     def run(self) -> list[str]:
-        """Bring the plan up to date, deliver finished and verified libraries, and return all its paths."""
+        """Bring the plan up to date, deliver finished and verified libraries, and return all delivered paths."""
         delivered: list[str] = []
         for _ in range(_ROUNDS):
             self.update()
@@ -185,7 +185,7 @@ class Session:
         return delivered
 
     def update(self) -> None:
-        """Decide about every stage, fetch results from a remote cache, and run the others."""
+        """Decide which stages are up to date, fetch results from a remote cache, and run the other stages."""
         self._runs.damaged.clear()
         for tune in self._runs.retries:
             choose_again(tune, self._plan, self.state)
@@ -206,7 +206,7 @@ class Session:
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))
         if not pending:
             return
-        # an up-to-date plan needs no doit, whose import takes longer than to confirm it
+        # An up-to-date plan needs no doit; importing it takes longer than confirming the plan.
         from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 
         self._context.executor.start()
@@ -246,19 +246,19 @@ class Session:
         self._runs.report(report, self.state.keys)
 
     def _log_decision(self, decision: Decision) -> None:
-        """Log why a stage runs or not, once for each time that this changes."""
+        """Log why a stage runs or not, whenever this changes."""
         if self._logged.get(decision.stage_id) != decision:
             self._logged[decision.stage_id] = decision
             text = _DECISIONS[decision.kind]
             _log.info("%s: %s: %s", decision.stage_id, text, decision.reason)
 
     def _report_hit(self, spec: StageSpec) -> bool:
-        """Report a stage whose result is in the store, and return whether it is."""
+        """Report a stage whose result is in the store; return whether there is one."""
         decision = self.state.decisions[spec.id]
         if decision.kind != "hit":
             return False
         artifact = self.state.artifacts[spec.id]
-        # a part of a search may have given another result
+        # An earlier part of a search may have reported another result of this stage.
         if not self._runs.has_reported(spec.id, artifact.key):
             facts, key = artifact.facts, artifact.key
             report = StageReport(spec.id, reason=decision.reason, facts=facts, key=key)
@@ -267,11 +267,11 @@ class Session:
         return True
 
     def _is_up_to_date(self, spec: StageSpec) -> bool:
-        """Decide about a stage again, now that the stages that it needs are done."""
+        """Decide about a stage again once the stages that it needs are done."""
         try:
             self._log_decision(self.state.decide(spec))
         except (TvmflowError, OSError):
-            # `_run` meets the same problem again and reports it as the end of this stage.
+            # `_run` meets the same problem, and reports it as the stage's outcome.
             return False
         return self._report_hit(spec)
 
@@ -286,7 +286,7 @@ class Session:
 
 
 # ---------------------------------------------------------------- completeness
-# Exit code 0 means that everything that was requested is there.
+# Exit code 0 means that everything requested exists.
 
 _SHOWN = 3
 
@@ -294,7 +294,7 @@ _SHOWN = 3
 def check_complete(
     plan: Plan, report: RunReport, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> None:
-    """Raise InternalError when the report names no failure, but a result or delivered file is missing."""
+    """Raise InternalError if the report has no failure, but a result or delivered file is missing."""
     if report.exit_code != EXIT_OK:
         return
     missing = list(_list_missing(plan, report, artifacts, store))
@@ -326,21 +326,21 @@ def _list_missing(
             yield f"{spec.id} ({outcome})"
         elif spec.id not in artifacts:
             yield f"{spec.id} ({outcome}, without a result)"
-        # hits were found in the store; the run's own results are read once more
+        # Results of this run are read again; hits have just been read from the store.
         elif outcome != "hit" and store.find(artifacts[spec.id].key) is None:
             yield f"{spec.id} ({outcome}, not in the store)"
 
 
 # ---------------------------------------------------------------- interim libraries
-# The best results of a long search are delivered while it goes on. A search resumes from the ledger at no cost, so
-# it runs in parts, each with a longer time. After each part the rest of the plan builds, verifies and delivers. The
-# last part is the requested plan. The first library uses the choices of rules: measuring choices would delay it.
+# A long search delivers its best results while it goes on. It runs in parts with growing time limits, because resuming
+# from the ledger costs nothing. After each part, the rest of the plan builds, verifies and delivers. The last part is
+# the requested plan. The first library uses the rules' choices, because measuring choices would delay it.
 
 _NO_TIME: Final = 0.0
 
 
 def is_search(spec: StageSpec) -> bool:
-    """Return whether a stage searches for schedules, and can measure."""
+    """Return whether a stage searches for schedules and can measure."""
     stage = STAGES.get(spec.stage)
     is_planned = stage is not None and bool(stage.TRAITS.forecast)
     is_unmeasurable = bool(spec.settings.get("unmeasurable_reason"))
@@ -348,12 +348,12 @@ def is_search(spec: StageSpec) -> bool:
 
 
 def with_best_so_far(plan: Plan) -> Plan:
-    """Return the plan with searches that measure nothing and take the best trials of the ledger."""
+    """Return the plan with searches that measure nothing, but take the best trials of the ledger."""
     return _with_minutes(plan, {spec.id: _NO_TIME for spec in plan.stages if is_search(spec)})
 
 
 def select_stages(plan: Plan, ids: Iterable[str], deliveries: Iterable[Delivery] = ()) -> Plan:
-    """Return the plan of these stages and their inputs, with only these deliveries."""
+    """Return the plan of these stages and the stages that they need, with only these deliveries."""
     specs = {spec.id: spec for spec in plan.stages}
     pending = [specs[stage_id] for stage_id in dict.fromkeys(ids)]
     selected = {spec.id for spec in pending}
@@ -365,16 +365,16 @@ def select_stages(plan: Plan, ids: Iterable[str], deliveries: Iterable[Delivery]
 
 
 def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None]) -> bool:
-    """Run all parts of long searches but the last, and return whether all succeeded.
+    """Run all parts of long searches except the last; return whether all parts succeeded.
 
-    `run` takes a plan and the stages to run even if they are up to date. It delivers, and returns the state of the
-    plan; None when it did not succeed.
+    `run` gets a plan and the ids of stages to run even if they are up to date. It delivers, and returns the state of
+    the plan, or None if the plan did not succeed.
     """
     searches = {spec.id: spec for spec in plan.stages if spec.deliver_every_s and is_search(spec)}
     if not searches:
         return True
     needed = [need.stage_id for spec in searches.values() for need in spec.needs]
-    # first the stages that decide about choices, then those that decide about the search
+    # First run the stages before the choices, then those before the search.
     choosers = [spec for spec in select_stages(plan, needed).stages if spec.stage == choose.NAME]
     current = plan
     if choosers:
@@ -382,13 +382,13 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
         state = run(before, frozenset())
         if state is None:
             return False
-        # these take the choices that the ledger has
+        # In interim mode, these stages take the choices in the ledger instead of measuring.
         pending = {spec.id for spec in choosers if state.decide(spec).kind != "hit"}
         current = _with_settings(plan, {key: {"interim": True} for key in pending})
     state = run(select_stages(current, needed), frozenset())
     if state is None:
         return False
-    # the first part uses the ledger, whose content is in no key
+    # The first part takes the ledger's trials; no key has the ledger's content, so these stages are forced.
     minutes = {key: _NO_TIME for key, spec in searches.items() if state.decide(spec).kind != "hit"}
     while part := _make_part(current, minutes):
         forced = [spec.id for spec in part.stages if minutes.get(spec.id) == _NO_TIME]
@@ -400,7 +400,7 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
 
 
 def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:
-    """Return the plan of the targets whose searches all run in parts; None when none goes on."""
+    """Return the plan of targets whose searches all run in parts; None if no search is left to continue."""
     deliveries: list[Delivery] = []
     ids: list[str] = []
     for entry in plan.deliveries:
@@ -419,7 +419,7 @@ def _list_next(
     minutes: Mapping[str, float],
     artifacts: Mapping[str, Artifact],
 ) -> Iterator[tuple[str, float]]:
-    """Yield the searches to continue after this part, with the minutes of the next one."""
+    """Yield the searches to continue after this part, each with its new time limit in minutes."""
     for stage_id, limit in minutes.items():
         every_s = searches[stage_id].deliver_every_s
         made = artifacts[stage_id].facts if stage_id in artifacts else {}

@@ -1,4 +1,4 @@
-"""Graphs of stages: that of a plan as Mermaid, Graphviz's DOT and SVG, and the drawing for reports."""
+"""Graphs of stages: a plan as Mermaid, Graphviz DOT or SVG, and the drawing in reports."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _COLORS: Final = {
     "run": ("#fef1d8", "#e8910c"),
     "wait": ("#f1f3f4", "#80868b"),
 }
-"""The fill and the line of a node, by the kind of its decision."""
+"""Fill and line color of a node, by the kind of its decision."""
 
 
 class Node(NamedTuple):
-    """A stage in a graph: a label, below it a detail and, at the right, a note.
+    """A stage in a graph: a label, a detail below it, and a note at the right.
 
-    `target` is empty for a stage that targets share; `style` is a class of the style sheet. The reason is in tooltips,
-    and read by screen readers.
+    `target` is empty for a stage shared by several targets; `style` is a class of the style sheet. The reason appears
+    in tooltips, and is read by screen readers.
     """
 
     stage_id: str
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class PlanGraph(NamedTuple):
-    """The stages of a plan in topological order, and the edges from a stage to one that needs it.
+    """The stages of a plan in topological order, and an edge from each stage to the stages that need it.
 
     The edges are a transitive reduction: an edge that a longer path implies is left out.
     """
@@ -70,7 +70,7 @@ def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
 
 
 def list_edges(needs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Yield the edges from stages to their dependents, without those that a longer path implies."""
+    """Yield the edges from stages to their dependents, except those implied by a longer path."""
     ancestors: dict[str, set[str]] = {}
     for stage_id, needed in needs.items():
         befores = list(dict.fromkeys(needed))
@@ -80,7 +80,7 @@ def list_edges(needs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
 
 
 def to_mermaid(graph: PlanGraph) -> str:
-    """Return the graph as a flowchart of Mermaid, which GitHub and GitLab draw in Markdown."""
+    """Return the graph as a Mermaid flowchart, which GitHub and GitLab render in Markdown."""
     names = {node.stage_id: f"n{index}" for index, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
     for index, (recipe, nodes) in enumerate(_by_recipe(graph.nodes).items()):
@@ -98,7 +98,7 @@ def to_mermaid(graph: PlanGraph) -> str:
 
 
 def to_dot(graph: PlanGraph) -> str:
-    """Return the graph in the language of Graphviz."""
+    """Return the graph in Graphviz's DOT language."""
     lines = [
         "digraph plan {",
         "  rankdir=LR;",
@@ -125,7 +125,7 @@ def _by_recipe(nodes: Iterable[Node]) -> dict[str, list[Node]]:
 
 
 # ---------------------------------------------------------------- drawing
-# SVG without Graphviz: a column for each step, and rows for each target.
+# SVG without Graphviz: a column for each step, rows for each target.
 
 NODE_HEIGHT: Final = 44
 NODE_GAP: Final = 24
@@ -134,7 +134,7 @@ _MARGIN: Final = 2
 _PADDING: Final = 10
 _HEADING: Final = 30
 
-# For an image file: its border, and the width of a character of each size in the widest common fonts.
+# For image files: the border, and a character's width per font size in the widest common fonts.
 _BORDER: Final = 14
 _LABEL_CHAR: Final = 7.8
 _DETAIL_CHAR: Final = 6.6
@@ -162,7 +162,7 @@ _STYLE: Final = (
 
 
 class Drawing(NamedTuple):
-    """The elements of a graph in SVG, and its size in pixels."""
+    """The SVG elements of a graph, and its size in pixels."""
 
     content: tuple[Markup, ...]
     width: int
@@ -214,7 +214,7 @@ def draw_stages(
 
 
 def _find_columns(nodes: Sequence[Node], edges: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Return the longest way to each node, in edges."""
+    """Return each node's column: the number of edges on the longest path to it."""
     befores: dict[str, list[str]] = {}
     for before, after in edges:
         befores.setdefault(after, []).append(before)
@@ -228,7 +228,7 @@ def _find_columns(nodes: Sequence[Node], edges: Iterable[tuple[str, str]]) -> di
 def _find_rows(
     nodes: Sequence[Node], columns: Mapping[str, int], heading: int
 ) -> tuple[dict[str, float], dict[str, float], int]:
-    """Return the top of each node, the baseline of each recipe's heading, and the height of all."""
+    """Return each node's top, the baseline of each recipe's heading, and the total height."""
     rows: dict[str, float] = {}
     headings: dict[str, float] = {}
     top = _MARGIN
@@ -263,7 +263,7 @@ def _draw_edge(start: tuple[float, float], end: tuple[float, float], width: int)
         end[0],
         end[1] + NODE_HEIGHT / 2,
     )
-    # the curve bends right before its end, where nothing is drawn
+    # The curve bends just before its end, where no node is drawn.
     turn, bend = right - NODE_GAP, right - NODE_GAP / 2
     return f"M{x:.0f} {y:.0f}H{turn:.0f}C{bend:.0f} {y:.0f} {bend:.0f} {last:.0f} {right:.0f} {last:.0f}"
 

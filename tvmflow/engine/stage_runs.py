@@ -1,7 +1,7 @@
-"""The stages of a run: each claims its key, looks again for its result, runs, and is reported.
+"""The stages of a run: each claims its key, checks again for a result, runs, and is reported.
 
-After `verify` has rejected a library, the fault is localized and a wrong schedule banned, so that the next best one
-is built and verified. Only a `verify` that succeeds lets a library pass.
+When `verify` rejects a library, the fault is localized and a wrong schedule is banned; then the next best schedule is
+built and verified. A library passes only if `verify` succeeds.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ from tvmflow.tuning.trials import Ban, timestamp
 
 
 class RunContext(NamedTuple):
-    """The parts of a run that all of its stages use. Events come from several threads.
+    """What all stages of a run share. Events come from several threads.
 
-    `timeout_s` and `memory_bytes` limit each stage; None for its own limits.
+    `timeout_s` and `memory_bytes` limit each stage; with None, each stage's own limits apply.
     """
 
     store: LocalStore
@@ -77,7 +77,7 @@ class RunContext(NamedTuple):
 
 
 class ExecutedStage(NamedTuple):
-    """The end of an execution: its artifact, or the digest of the verdict that rejected the library."""
+    """The result of an execution: an artifact, or the digest of the verdict that rejected the library."""
 
     report: StageReport
     artifact: Artifact | None = None
@@ -100,16 +100,16 @@ class StageExecution:
         return self.state.keys[self.spec.id]
 
     def execute(self) -> ExecutedStage:
-        """Run the stage, or get its result elsewhere.
+        """Run the stage, or fetch its result.
 
         Raises:
-            DamagedBlob: when a stored input is damaged: its stage must run again.
+            DamagedBlob: when a stored input is damaged, so the stage that made it must run again.
             TvmflowError: when the stage cannot be run.
         """
         spec, store, client = self.spec, self.context.store, self.context.remote_client
         with disk_errors(store.root):
             with store.claim(self.key.digest) as claim:
-                # Another process may have finished the stage while this one waited for the claim.
+                # Another process may have made the result while this one waited for the claim.
                 executed = None if self.again else self._find_result()
                 if executed is not None:
                     store.release(claim)
@@ -138,7 +138,7 @@ class StageExecution:
         spec, store = self.spec, self.context.store
         log = log_path(store, spec.recipe, spec.label)
         store.make_way(str(log))
-        # who follows the log sees nothing of an earlier execution
+        # Removed, so that nobody who follows the log sees an earlier execution.
         log.unlink(missing_ok=True)
         started = {"event": "stage_started", "stage_id": spec.id, "reason": self.reason}
         self.context.on_event({**started, "log": str(log)})
@@ -160,7 +160,7 @@ class StageExecution:
         if report.outcome == "ran":
             artifact = store.publish(claim, self.key, facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)
-        # The verdict on a rejected library is not a result, so it is stored as a blob only.
+        # The verdict on a rejected library is stored only as a blob, because it is not a result.
         verdict = Path(claim.out, "verdict.json")
         if report.outcome != "rejected" or not verdict.is_file():
             return ExecutedStage(report)
@@ -169,7 +169,7 @@ class StageExecution:
 
     @contextlib.contextmanager
     def _sync_ledger(self) -> Iterator[None]:
-        """Before tuning, fetch trials from the remote cache; afterwards, offer it the new ones."""
+        """Fetch trials from the remote cache before tuning, and offer it the new ones afterwards."""
         ledger_sync = self.context.ledger_sync if self.spec.traits.uses_ledger else None
         if ledger_sync:
             with spans.span(f"pull trials for {self.spec.id}"):
@@ -218,7 +218,7 @@ class StageExecution:
         return result
 
     def _check_named_files(self, files: Mapping[str, str]) -> None:
-        """Check that the recipe names all files of a model whose first one was just downloaded."""
+        """Check that the recipe names all files of a model whose main file was just downloaded."""
         at_addresses = [file for file in self.spec.files if file.url]
         if all(file.path for file in at_addresses):
             return
@@ -240,11 +240,11 @@ class StageExecution:
 
 
 def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
-    """Report an exception as the end of the stage."""
+    """Return the report of a stage that ended with an exception."""
     if isinstance(error, OSError):
         error = explain(error, store.root) or EnvironmentProblem(str(error))
     elif not isinstance(error, TvmflowError):
-        # Python and libraries have errors of their own where no thread can be started
+        # A full disk can appear as errors of other types, in Python and in libraries.
         error = find_disk_problem([store.root], str(error)) or error
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
@@ -279,10 +279,10 @@ _NOT_REACHED: Final = "the run ended before it"
 
 
 class StageRuns:
-    """Runs stages one by one, and keeps how they ended. May be used by several threads.
+    """Runs stages one by one, and keeps their outcomes. Thread-safe.
 
-    `verdicts` are the digests of the verdicts on rejected libraries, by stage. `damaged` stages have a damaged file in
-    their result and run again; `retries` choose again, because one of their schedules was banned.
+    `verdicts` maps stages to the digests of verdicts on rejected libraries. `damaged` stages run again because a file
+    in their result is damaged. `retries` are stages that choose again because one of their schedules was banned.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -295,7 +295,7 @@ class StageRuns:
     def run(
         self, spec: StageSpec, plan: Plan, state: PlanState, reason: str, *, again: bool = False
     ) -> str:
-        """Run a stage, with `again` even if it is up to date, and return the reason of a failure."""
+        """Run a stage, with `again` even if it is up to date; return the reason of a failure, or nothing."""
         try:
             executed = StageExecution(self.context, spec, state, reason, again).execute()
         except DamagedBlob as damaged:
@@ -314,7 +314,7 @@ class StageRuns:
     def fail(
         self, spec: StageSpec, reason: str, error: Exception, keys: Mapping[str, StageKey]
     ) -> str:
-        """Report an exception as the end of a stage, and return the reason of the failure."""
+        """Report an exception as a stage's outcome; return the reason of the failure."""
         report = report_error(spec, reason, error, self.context.store)
         return self._finish(spec, ExecutedStage(report), keys)
 
@@ -330,7 +330,7 @@ class StageRuns:
     def _localize_faults(
         self, spec: StageSpec, plan: Plan, state: PlanState, report: StageReport
     ) -> StageReport:
-        """Return the report of a rejected library with its faults; a wrong schedule is banned."""
+        """Return a rejected library's report with its faults; a wrong schedule is banned."""
         is_searched = STAGES[spec.stage].TRAITS.find_faults and not self.context.executor.cancelled
         verdict = find_facts(Verdict, report.facts) if is_searched else None
         if verdict is None or not has_wrong_outputs(verdict):
@@ -343,7 +343,7 @@ class StageRuns:
         return report._replace(message=message, fix="; ".join([*fixes, report.fix]))
 
     def _forget_damaged(self, spec: StageSpec, state: PlanState, damaged: DamagedBlob) -> None:
-        """Forget the results that contain the damaged file, so that they are made again."""
+        """Forget the results that contain a damaged file, so that they are made again."""
         for need in spec.needs:
             artifact = state.artifacts.get(need.stage_id)
             if artifact and any(file.digest == damaged.digest for file in artifact.files):
@@ -352,7 +352,7 @@ class StageRuns:
                 state.artifacts.pop(need.stage_id)
 
     def report(self, report: StageReport, keys: Mapping[str, StageKey]) -> None:
-        """Report the end of a stage; `explain` shows a failure until it succeeds."""
+        """Report a stage's outcome; a failure is noted for `explain` until the stage succeeds."""
         self._reports[report.stage_id] = report
         store, key = self.context.store, keys.get(report.stage_id)
         if report.outcome in SUCCEEDED:
@@ -371,12 +371,12 @@ class StageRuns:
         self.context.on_event({"event": "stage_finished", **report._asdict()})
 
     def has_reported(self, stage_id: str, key: str) -> bool:
-        """Return whether a stage was reported to have succeeded with the result of this key."""
+        """Return whether a stage was reported as successful with this key's result."""
         report = self._reports.get(stage_id)
         return report is not None and report.outcome in SUCCEEDED and report.key == key
 
     def list_reports(self, plan: Plan) -> tuple[StageReport, ...]:
-        """Return the report of every stage in the plan's order; stages that did not run were skipped."""
+        """Return the report of every stage in plan order; stages that did not run count as skipped."""
         missing: set[str] = set()
         reports = []
         for spec in plan.stages:
@@ -397,7 +397,7 @@ _TIMEOUT_S: Final = 900.0
 
 
 def has_wrong_outputs(verdict: Verdict) -> bool:
-    """Return whether a library is rejected for its outputs, and not for speed or accuracy alone."""
+    """Return whether a library was rejected for wrong outputs, rather than only for speed or accuracy."""
     libraries = [*verdict.get("parts", {}).values(), verdict.get("vm", PartVerdict())]
     if find_wrong_sizes(verdict):
         return True
@@ -431,7 +431,7 @@ def find_faults(
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
-    """Return the first sizes with wrong outputs; None if those at the verdict's own sizes are wrong, too."""
+    """Return the first sizes with wrong outputs; None if the verdict's own sizes have wrong outputs, too."""
     if any(not output.get("passed") for output in list_compared(verdict)):
         return None
     for entry in verdict.get("sizes", ()):
@@ -443,7 +443,7 @@ def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
 def make_payload(
     spec: StageSpec, plan: Plan, state: PlanState, work: Path, at: dict[str, int] | None = None
 ) -> dict[str, Json]:
-    """Return the inputs of the search: settings and files of a stage and its build, and wrong sizes."""
+    """Return the input of fault localization: settings and files of stage and build, and wrong sizes."""
     makers = _find_makers(spec, plan)
     built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}
@@ -454,7 +454,7 @@ def make_payload(
     }
     inputs = {role: state.store.blobs.verified_path(digest) for role, digest in digests.items()}
     model = makers.get(quantize.NAME) or makers[import_model.NAME]
-    # the facts of a quantized model have those of an imported one
+    # A quantized model's facts include those of the imported model.
     imported = find_facts(ImportFacts, state.artifacts[model.id].facts)
     return {
         "verify": spec.settings,
@@ -467,7 +467,7 @@ def make_payload(
 
 
 def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
-    """Return a stage's direct and indirect producers by stage name, where only one has the name."""
+    """Return a stage's direct and indirect producers by stage name; ambiguous names are left out."""
     specs = {stage.id: stage for stage in plan.stages}
     makers: dict[str, dict[str, StageSpec]] = {}
     pending = [spec]
@@ -500,7 +500,7 @@ def ban_schedules(
 
 
 def choose_again(search: str, plan: Plan, state: PlanState) -> None:
-    """Let a `tune` stage run again, and all that depends on it."""
+    """Make a `tune` stage and everything that depends on it run again."""
     state.forced[search] = "a schedule was banned"
     outdated = {search}
     for spec in plan.stages:

@@ -1,4 +1,4 @@
-"""The end of a run's output: problems, a row for each build, a headline, counts, delivered files."""
+"""The end of a run's output: problems, a row per build, a headline, counts, delivered files."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from tvmflow.store.remote.client import Traffic
 
 _PROBLEMS: Final = ("failed", "blocked", "crashed", "timeout", "rejected", STOPPED, "skipped")
 _MAX_ROWS: Final = 30
-# Of more builds than this, the table says enough.
+# With more builds than this, only the table is printed, without details.
 _MAX_DESCRIBED: Final = 3
 _MAX_NAME: Final = 40
 _MAX_LINE: Final = 120
 _NUMBERS: Final = ("error", "error vs float", "accuracy", "untuned", "latency", "library")
-# Columns that a narrow terminal omits, in this order; then the other runtimes.
+# A narrow terminal omits these columns in this order, and then other runtimes.
 _EXPENDABLE: Final = ("stages", "inputs", "error", "untuned")
 _UNKNOWN: Final = "–"
-# Columns that are hidden if all rows are the same, and columns with empty cells.
+# Columns that are hidden if all rows have the same value, and columns that may have empty cells.
 _TELLING: Final = ("inputs", "stages")
 _MARKS: Final = ("stages", "")
-# Documentation that is delivered beside libraries.
+# Suffixes of the documentation files that are delivered beside libraries.
 _ABOUT: Final = (".json", ".jsonl", ".svg", ".md", ".html")
 
 
@@ -58,7 +58,7 @@ def summary(
 ) -> str:
     """Return the last lines of a run.
 
-    `quiet` leaves problems, and a line for each delivery; `verbose` adds the texts of stages, and every delivered file.
+    `quiet` prints only problems and a line per delivery; `verbose` adds each stage's text and every delivered file.
     """
     lines = list(_list_problems(report))
     builds = list_builds(report)
@@ -98,7 +98,7 @@ def _list_problems(report: RunReport) -> Iterator[str]:
 
 
 def _describe_results(stages: Sequence[StageReport]) -> list[str]:
-    """Return each stage's text about its result; of very many stages, only of those that ran."""
+    """Return each stage's text about its result; with very many stages, only for those that ran."""
     shown = [stage for stage in stages if stage.facts]
     if len(stages) > MAX_SHOWN:
         shown = [stage for stage in shown if stage.outcome != "hit"]
@@ -107,7 +107,7 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 
 
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield warnings of builds, their table, details of a few builds, and the headline."""
+    """Yield the builds' warnings, their table, details of a few builds, and the headline."""
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:
@@ -124,7 +124,7 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
         for kind, texts in details.items():
             for build, text in zip(measured, texts, strict=True):
                 yield from [f"{build.name}: {kind}{text}"] if text else []
-    # Of builds that all failed, the table has said so.
+    # If all builds failed, the table has already said so.
     if any(build.verdict or build.size_bytes is not None for build in measured):
         yield make_headline(measured)
 
@@ -139,7 +139,7 @@ def _list_warnings(builds: Sequence[Build]) -> Iterator[str]:
 
 
 def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the slowest kernels with their nodes of the model; one of each if there are several builds."""
+    """Yield the slowest kernels with their nodes; with several builds, only the slowest of each."""
     timed = [build for build in builds if build.slowest_kernels]
     if not timed:
         return
@@ -153,7 +153,7 @@ def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterato
 
 
 def _select_rows(builds: Sequence[Build]) -> list[Build]:
-    """Return the builds of the table: if there are too many, those with problems and new ones first."""
+    """Return the builds for the table; if there are too many, those with problems and new ones first."""
     if len(builds) <= _MAX_ROWS:
         return list(builds)
     order = sorted(builds, key=lambda build: (build.verdict == "verified", build.reused))
@@ -162,14 +162,14 @@ def _select_rows(builds: Sequence[Build]) -> list[Build]:
 
 
 def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
-    """Return a row for each build, its cells by heading, without headings that are empty everywhere."""
+    """Return a row per build, as cells by heading; columns that are empty in all rows are left out."""
     peers = _list_peers(builds)
     names = [shorten(build.name, _MAX_NAME) for build in builds]
     if len(set(names)) < len(names):
         names = [printable(build.name) for build in builds]
     rows = [_cells(name, build, peers) for name, build in zip(names, builds, strict=True)]
     known = [heading for heading in rows[0] if any(row[heading] for row in rows)]
-    # common values are in the counts
+    # A value that all rows share appears in the counts instead.
     known = [name for name in known if name not in _TELLING or len({row[name] for row in rows}) > 1]
     return [
         {name: row[name] or ("" if name in _MARKS else _UNKNOWN) for name in known} for row in rows
@@ -210,7 +210,7 @@ def _known(value: float | None, show: Callable[[float], str]) -> str:
 
 
 def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
-    """Return a line for the files of each build, which names the libraries, and all other paths."""
+    """Return a line for each build's files, which names its libraries, and the paths of all other files."""
     groups: dict[str, list[str]] = {f"{build.folder}/": [] for build in builds if build.folder}
     others = []
     for path in paths:
@@ -221,7 +221,7 @@ def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
 
 
 def _name_files(paths: Sequence[str]) -> str:
-    """Return the libraries among the files of a build, and the number of other files."""
+    """Return the names of a build's libraries, and how many other files it has."""
     libraries = dict.fromkeys(
         "".join(path.partition("/")[:2]) for path in paths if not path.endswith(_ABOUT)
     )
@@ -233,7 +233,7 @@ def _name_files(paths: Sequence[str]) -> str:
 
 
 def count_stages(reports: Sequence[StageReport], remote: Traffic | None = None) -> str:
-    """Return how many stages ended in which way: `2 ran, 5 up to date, 1 failed`."""
+    """Return how many stages had which outcome: `2 ran, 5 up to date, 1 failed`."""
     outcomes = Counter(stage.outcome for stage in reports)
     hits, ran, fetched = outcomes["hit"], outcomes["ran"], outcomes["fetched"]
     problems = [
@@ -261,7 +261,7 @@ def _describe_uploads(remote: Traffic | None) -> Iterator[str]:
 
 
 def _group_paths(paths: Sequence[str]) -> list[str]:
-    """Return the paths; of very many, the number of files in each folder of a target or recipe."""
+    """Return the paths; if there are very many, the number of files in each target's or recipe's folder."""
     if len(paths) <= MAX_SHOWN:
         return list(paths)
     for levels in (2, 3):
@@ -271,10 +271,10 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
     return [f"{folder}/: {count_text(number, 'file')}" for folder, number in folders.items()]
 
 
-# From here on a factor says more than a percentage.
+# From this ratio on, a speedup is shown like `1.1×` rather than as a percentage.
 _LEAST_FACTOR: Final = 1.095
 _WHOLE_FACTOR: Final = 9.95
-# Limits that are so far apart stand in the headline beside the median.
+# If the limits of a speedup differ by this factor, the headline shows them beside the median.
 _WIDE: Final = 1.5
 _UNTUNED: Final = "the same model untuned"
 _REJECTED: Final = "rejected"
@@ -282,7 +282,7 @@ _VERDICTS: Final = {"verified": "verified", _REJECTED: "REJECTED", "not verified
 
 
 def make_headline(builds: Sequence[Build]) -> str:
-    """Return the headline of some builds; empty when nothing is known of them."""
+    """Return the headline for some builds; empty if nothing is known about them."""
     if len(builds) == 1:
         parts = headline_parts(builds[0])
         return f"{builds[0].name}: {', '.join(parts)}" if parts else ""
@@ -290,7 +290,7 @@ def make_headline(builds: Sequence[Build]) -> str:
 
 
 def headline_parts(build: Build) -> tuple[str, ...]:
-    """Return the headline's text about a build, as far as known: speed, verdict, accuracy and size."""
+    """Return the headline's parts about a build, as far as known: speed, verdict, accuracy, size."""
     parts = [_speed_text(build), verdict_text(build)]
     if build.accuracy is not None:
         parts.append(f"accuracy {build.accuracy:.2%}")
@@ -300,7 +300,7 @@ def headline_parts(build: Build) -> tuple[str, ...]:
 
 
 def verdict_text(build: Build) -> str:
-    """Return the verdict on a library, bad ones in capitals; empty when it is not known."""
+    """Return the verdict on a library, in capitals if it is bad; empty if unknown."""
     if build.verdict:
         return _VERDICTS[build.verdict]
     if build.problems:
@@ -311,7 +311,7 @@ def verdict_text(build: Build) -> str:
 
 
 def _speed_text(build: Build) -> str:
-    """Return the speed of a library: relative to the fastest peer, else to untuned, else its latency."""
+    """Return a library's speedup over the fastest peer, else over untuned; without both, its latency."""
     if build.verdict == _REJECTED:
         return ""
     peer = choose_peer(build)
@@ -323,13 +323,13 @@ def _speed_text(build: Build) -> str:
 
 
 def choose_peer(build: Build) -> Peer | None:
-    """Return the fastest runtime whose outputs agree with the reference."""
+    """Return the fastest runtime whose outputs agree with the reference's; None if there is none."""
     compared = [peer for peer in build.peers if peer.speedup is not None and not peer.differs]
     return min(compared, key=lambda peer: peer.latency_s, default=None)
 
 
 def speedup_text(speedup: Speedup, name: str) -> str:
-    """Return a speedup in words, without a claim that the noise does not allow."""
+    """Return a speedup in words; a difference within the noise is not claimed."""
     judgement, median, low, high = speedup.judgement, speedup.median, speedup.low, speedup.high
     if judgement == "equal":
         return f"as fast as {name}, within the noise"
@@ -351,7 +351,7 @@ def _round_factor(factor: float) -> str:
 
 
 def _summarize(builds: Sequence[Build]) -> Iterator[str]:
-    """Yield how many builds there are with which verdict, and the best and the worst of them."""
+    """Yield how many builds have which verdict, and the best and the worst build."""
     verdicts = Counter(verdict_text(build) for build in builds)
     counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items() if verdict)
     number = count_text(len(builds), "build")
@@ -366,7 +366,7 @@ def _summarize(builds: Sequence[Build]) -> Iterator[str]:
 def _ranked(
     builds: Iterable[Build], find_speedup: Callable[[Build], Speedup | None]
 ) -> list[Build]:
-    """Return the builds with a speedup that were not rejected, the slowest first."""
+    """Return the builds that have a speedup and were not rejected, slowest first."""
     known = [
         (speedup.median, build)
         for build in builds

@@ -1,6 +1,6 @@
 """The timeline of a run: when, where and why stages and spans of work began and ended.
 
-It is recorded from events, kept in the record of the run, and written as a trace for viewers.
+It is recorded from events, kept in the run's record, and exported as a trace for viewers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tvmflow.core.types import Json, Plan
 from tvmflow.engine.report import StageReport
 from tvmflow.executors import PLACE, Event, OnEvent
 
-# A search of days has more; of these the first ones are kept.
+# A search of several days has more spans; only the first ones are kept.
 _MAX_SPANS: Final = 100_000
 _MAIN_THREAD: Final = threading.main_thread().name
 _RUN: Final = "run"
 
 
 class TimedStage(NamedTuple):
-    """A stage that ended, in seconds since the run began.
+    """A stage that ended; times are seconds since the run began.
 
-    A stage that was not executed begins when it ends, and has no process (`pid` 0). The worker is that of a cluster;
-    empty for this machine.
+    If a stage was not executed, it begins when it ends, and `pid` is 0. `worker` names a cluster's worker; it is empty
+    for this machine.
     """
 
     stage_id: str
@@ -42,17 +42,17 @@ class TimedStage(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time that it took."""
+        """How many seconds it took."""
         return self.ended_s - self.began_s
 
     @property
     def was_executed(self) -> bool:
-        """True if a worker ran it, whatever came of it."""
+        """True if a process executed it, even without success."""
         return self.ended_s > self.began_s
 
 
 class Span(NamedTuple):
-    """An interval of work in a thread, whose name is empty for the main one; times as of a stage."""
+    """An interval of work in a thread (empty for the main thread); times are seconds since the run began."""
 
     name: str
     stage_id: str
@@ -63,10 +63,10 @@ class Span(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The timeline of a run, which began its stages at `began_s`, in seconds since 1970.
+    """The timeline of a run; its stages began at `began_s`, in seconds since 1970.
 
-    `jobs` stages may run at a time. Stages and the fields of each `Span` are in the order in which they ended; a stage
-    that ran twice is there twice. `left_out` counts further spans.
+    At most `jobs` stages run at a time. Stages, and the entries of each field of `Span`, are in the order in which they
+    ended; a stage that ran twice appears twice. `left_out` counts the spans beyond the limit.
     """
 
     began_s: float
@@ -83,7 +83,7 @@ class Timeline(NamedTuple):
 
 
 class TimelineRecording:
-    """Takes the events of a run, from several threads, and passes on those for people and programs."""
+    """Receives the events of a run, from several threads, and passes them on to the display and programs."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
@@ -122,7 +122,7 @@ class TimelineRecording:
         return round(at_s - self._began_s, 6)
 
     def finish(self, plan: Plan, jobs: int) -> Timeline:
-        """Return the timeline of a plan whose run has ended."""
+        """Return the timeline of a run that has ended."""
         needs = {spec.id: tuple(need.stage_id for need in spec.needs) for spec in plan.stages}
         return Timeline(
             began_s=self._began_s,
@@ -135,7 +135,7 @@ class TimelineRecording:
 
 
 def read_timeline(value: Json, run: str) -> Timeline:
-    """Return the timeline in the record of a run."""
+    """Return the timeline in a run's record."""
     try:
         return from_json(Timeline, value)
     except Mismatch as error:
@@ -149,7 +149,7 @@ def make_trace(
 ) -> Trace:
     """Return the trace of a run whose command began at `began_s`, in seconds since 1970.
 
-    `reports` are of its stages, and `about` has facts of the run, whose name is `run`.
+    `reports` are those of its stages; `about` contains facts about the run, whose name is `run`.
     """
     by_id = {report.stage_id: report for report in reports}
     own, start_s = f"tvmflow run {about['run']}", max(timeline.began_s - began_s, 0.0)
@@ -171,7 +171,7 @@ def make_trace(
         if not stage.was_executed:
             _add_stage(trace, own, "restored and skipped stages", stage, start_s, by_id)
     for span in sorted((Span(*row) for row in timeline.spans), key=lambda span: span.thread):
-        # of a stage that ran twice, the execution that had not ended by then
+        # If the stage ran twice, this is the execution that was still going on when the span began.
         ends = processes.get(span.stage_id, ())
         where = next((process for until_s, process in ends if span.began_s <= until_s), own)
         thread = span.thread or (_RUN if where == own else "main thread")
@@ -185,7 +185,7 @@ def make_trace(
 
 
 def _place_stages(timeline: Timeline) -> Iterator[tuple[TimedStage, str]]:
-    """Yield each executed stage with its process in the trace; stages that overlap have different ones."""
+    """Yield each executed stage with its process in the trace; overlapping stages get different processes."""
     ends: dict[str, list[float]] = {}
     for stage in timeline.list_executed():
         lanes = ends.setdefault(stage.worker, [])
@@ -212,12 +212,12 @@ def _add_stage(
 
 
 # ---------------------------------------------------------------- critical chain
-# The critical path of a run and the cost of each stage on it: the run is scheduled again with as many workers, and
-# without the time of that stage. As with doit, stages begin when all their needs have ended, in the original order.
+# The critical path of a run, and what each stage on it costs: the run is simulated with the same number of workers, but
+# without the time of that stage. As in doit, ready stages begin in their original order.
 
 
 class Work(NamedTuple):
-    """A stage to schedule: the seconds that it takes, and the stages that must end before it."""
+    """A stage to schedule: its seconds, and the stages that must end before it."""
 
     seconds: float
     needs: tuple[str, ...] = ()
@@ -226,8 +226,9 @@ class Work(NamedTuple):
 class ChainLink(NamedTuple):
     """A stage of the critical chain.
 
-    The end of the stage `cause` let it begin: it needed that stage, or waited for its worker. `saves_s` is how much
-    shorter the run would be if it cost nothing; `saves_at_best_s` the same with a worker for every stage.
+    The stage could begin when `cause` ended, either because it needs `cause` or because it got its worker. `saves_s` is
+    how much shorter the run would be if the stage took no time; `saves_at_best_s` the same with a worker for every
+    stage.
     """
 
     stage_id: str
@@ -256,7 +257,7 @@ class CriticalChain(NamedTuple):
 
 
 def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Return when each stage ends with this many workers, and the stage whose end let it begin."""
+    """Return when each stage ends with `jobs` workers, and the stage whose end let it begin, or nothing."""
     order = {stage: place for place, stage in enumerate(work)}
     left = {stage: len(item.needs) for stage, item in work.items()}
     needed_by: dict[str, list[str]] = {stage: [] for stage in work}
@@ -284,14 +285,14 @@ def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dic
 
 
 def measure_length(work: Mapping[str, Work], jobs: int) -> float:
-    """Return how long the stages take with this many workers."""
+    """Return how many seconds the stages take in total with `jobs` workers."""
     return max(schedule(work, jobs)[0].values(), default=0.0)
 
 
 def list_work(timeline: Timeline) -> dict[str, Work]:
     """Return the stages that a run executed, in the order in which they began.
 
-    Needs of a stage that was not executed are inherited. A stage that ran twice took both times.
+    A stage that needs a stage that was not executed inherits its needs. Both times of a stage that ran twice count.
     """
     executed = timeline.list_executed()
     seconds: dict[str, float] = {}
@@ -307,7 +308,7 @@ def list_work(timeline: Timeline) -> dict[str, Work]:
             if need in seen:
                 continue
             seen.add(need)
-            # of stages that ran again, the first execution may have begun before that of a need
+            # If stages ran again, a stage's first execution may precede the first one of a stage that it needs.
             if need in work:
                 found[need] = None
             elif need not in seconds:
@@ -317,7 +318,7 @@ def list_work(timeline: Timeline) -> dict[str, Work]:
 
 
 def find_critical_chain(timeline: Timeline, seconds: float) -> CriticalChain:
-    """Return the critical chain of a run that took this many seconds, with its planning."""
+    """Return the critical chain of a run that took this many seconds, including planning."""
     work = list_work(timeline)
     jobs = max(timeline.jobs, 1)
     ends, causes = schedule(work, jobs)
@@ -332,7 +333,7 @@ def find_critical_chain(timeline: Timeline, seconds: float) -> CriticalChain:
             seconds=work[stage].seconds,
             cause=cause,
             waited_for_worker=bool(cause) and cause not in work[stage].needs,
-            # with another order, a shorter stage may even make the rest longer
+            # A shorter stage can change the order so that the others take longer; then nothing is saved.
             saves_s=max(length_s - measure_length(free, jobs), 0.0),
             saves_at_best_s=at_best_s - measure_length(free, len(work)),
         )

@@ -1,4 +1,4 @@
-"""Commands with nothing to do: confirm that a plan is up to date, and cache the answer."""
+"""Commands with nothing to do: confirm that a plan is up to date, and save the output as an answer."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def confirm_run(
 ) -> tuple[RunReport, str] | None:
     """Return the report of a run with nothing to do, and its output, which is saved as an answer.
 
-    None when a stage must run, or a file must be delivered or described.
+    None if a stage must run, or a file must be delivered or described.
     """
     started, plan, state = time.monotonic(), prepared.plan, PlanState(store)
-    # the first stage that must run ends the check
+    # The check stops at the first stage that must run.
     if any(state.decide(spec).kind != "hit" for spec in plan.stages):
         return None
     stages = tuple(
@@ -53,7 +53,7 @@ def confirm_run(
         for spec in plan.stages
         for artifact in (state.artifacts[spec.id],)
     )
-    # after a recipe was reverted, only a run may record that it needs that result again
+    # After a recipe was reverted, a run must record that the recipe needs the older result again.
     last_keys = (store.last_key(spec.recipe, spec.label) for spec in plan.stages)
     if any(last != stage.key for last, stage in zip(last_keys, stages, strict=True)):
         return None
@@ -84,7 +84,7 @@ def list_files_to_write(plan: Plan, state: PlanState, dist: str) -> list[str]:
 
 
 def list_delivered(plan: Plan, state: PlanState, dist: str) -> list[str]:
-    """Return the paths of all files in `dist`, where a run would write none."""
+    """Return the paths of all delivered files, if a run would write none of them."""
     results = (plan, state.artifacts, state.store, dist)
     return [*(delivery.delivered_paths(*results) or ()), *(find_sidecars(*results) or ())]
 
@@ -96,18 +96,18 @@ def save_answer(
     state: PlanState,
     delivered: Iterable[str] = (),
 ) -> None:
-    """Save the output of a command line while everything is up to date, unless a file is too new.
+    """Save the output of a command with nothing to do, unless a file changed too recently.
 
     The text has `answers.PLACEHOLDER_SECONDS` as the duration. `delivered` are the files in `dist` that it depends on.
     """
     root = f"{state.store.root}/"
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
     results = dict.fromkeys([*_list_results(prepared.plan, state), *actions])
-    # Another package may come into a folder and take the place of a tool.
+    # A new package in one of these folders could replace a tool.
     files = [*packages.import_folders(), *_list_plan_files(prepared.plan, state)]
     key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
     paths = list(dict.fromkeys([*files, *prepared.reads, *key_file]))
-    # all in one stamp, as those of the code: there may be tens of thousands
+    # One stamp for all results: there may be tens of thousands.
     folders = [
         *_list_watched_folders(prepared.plan),
         [root, *(path.removeprefix(root) for path in results)],
@@ -115,13 +115,13 @@ def save_answer(
     ]
     stamps = answers.read_stamps(paths, folders)
     system = answers.describe_system()
-    # Planning has seen the current content of every file that was last changed before it began.
+    # A file that changed last before planning began had its current content when it was read.
     newest_ns = max(map(answers.changed_ns, stamps))
     if not system or newest_ns > prepared.started_ns - RACY_NS:
         _log.debug("the answer is not saved: a file is too new, or the system is not identified")
         return
     with contextlib.suppress(OSError, StoreError):
-        # A result that is used is marked once a day, so that garbage collection keeps it.
+        # Results in use must be marked daily, or garbage collection removes them; so an answer lasts for a day.
         expires_ns = min([os.stat(path).st_mtime_ns for path in actions], default=0) + _DAY_NS
         path = answers.answer_path(list(argv))
         content = answers.encode(path, system, expires_ns, paths, folders, stamps, text)
@@ -129,7 +129,7 @@ def save_answer(
 
 
 def _list_watched_folders(plan: Plan) -> list[list[str]]:
-    """Return the folders of tvmflow and of a plan's tools, each followed by the names of files in it."""
+    """Return the folders of tvmflow and of a plan's tools, each followed by the names of its files."""
     [package, *inner], sources = list_source_files()
     own = [".", *(path.removeprefix(f"{package}/") for path in (*inner, *sources))]
     folders: dict[str, list[str]] = {package: own}
@@ -140,7 +140,7 @@ def _list_watched_folders(plan: Plan) -> list[list[str]]:
 
 
 def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
-    """Yield the files that the decisions about a plan depend on, besides its results."""
+    """Yield the files that decisions about a plan depend on, other than results."""
     store = state.store
     spool = f"{store.root}/spool"
     yield from (f"{store.root}/format", spool)
@@ -152,7 +152,7 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
 
 
 def _list_results(plan: Plan, state: PlanState) -> Iterator[str]:
-    """Yield the files of the results of a plan, and the notes that its recipes need them."""
+    """Yield the result files of a plan, and the notes that its recipes need these results."""
     store = state.store
     for spec in plan.stages:
         yield store.notes.path("last", spec.recipe, spec.label)

@@ -1,7 +1,7 @@
 """Runs a web package in headless Chromium on this machine.
 
-A local server sends the package, a page and the inputs, and receives the outputs. SwiftShader runs WebGPU on
-the CPU, so that no GPU is needed.
+A local server sends the package, a page and the inputs, and receives the outputs. No GPU is needed, because
+SwiftShader runs WebGPU on the CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 CHROMIUM_VARIABLE: Final = "TVMFLOW_CHROMIUM"
-"""The environment variable with the path of Chromium, where it is not found by its name."""
+"""The environment variable with Chromium's path, for a Chromium that is not on PATH."""
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS: Final = (
@@ -37,7 +37,7 @@ _FLAGS: Final = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"),
 )
-# A kernel takes seconds on a CPU, and a call all kernels.
+# Without a GPU, a kernel takes seconds, and a call runs all kernels.
 _PATIENCE_S: Final = 1800.0
 _PAGE: Final = "tvmflow-verify.html"
 _TEMPLATE: Final = """<!doctype html><title>verify</title><script type="module">
@@ -73,7 +73,7 @@ def find_chromium() -> str | None:
 
 
 class BrowserRun(NamedTuple):
-    """The bytes of each output by batch and place, and the name of the browser that computed them."""
+    """The bytes of each output by batch and index, and the browser that computed them."""
 
     outputs: Mapping[tuple[int, int], bytes]
     browser: str
@@ -102,8 +102,8 @@ def run_package(
 
 
 def _run_chromium(program: str, server: _Server) -> None:
-    """Open the page, and wait until it has posted its answer."""
-    # a sandbox of Chromium's own needs another user than root
+    """Open the page, and wait until it posts the outputs."""
+    # Chromium's sandbox does not work for root.
     sandbox = ["--no-sandbox"] if os.getuid() == 0 else []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [program, *_FLAGS, *sandbox, f"--user-data-dir={profile}"]

@@ -1,4 +1,4 @@
-"""Device locks: one measurement at a time on each device of this machine, across all runs."""
+"""Device locks: only one measurement at a time on each device of this machine, across all runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RUNTIME_FIX: Final = f"set ${RUNTIME_VARIABLE} to a folder of your own, or unset
 CPU: Final = {"kind": CpuBackend.DEVICE}
 """This machine's CPU."""
 ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
-"""Every device that this machine may have, in the order in which their locks are taken."""
+"""All devices that this machine may have, in the order in which their locks are acquired."""
 
 
 def device_locks_folder() -> str:
-    """Return the folder of the device locks: one for all stores and users' runs on this machine."""
+    """Return the folder of this user's device locks, which all stores and runs share."""
     base = os.environ.get(RUNTIME_VARIABLE, "")
-    # a relative one would be another folder for each command, and its specification has it ignored
+    # A relative path would mean another folder in each working directory; the specification says to ignore it.
     if not os.path.isabs(base):
         base = "/tmp"
     return f"{base}/tvmflow-{os.getuid()}/locks"
@@ -42,7 +42,7 @@ def exclusive(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[
 
 
 def shared(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Hold the shared lock of a device, with which nothing is measured on it."""
+    """Hold a device's shared lock, for work that measures nothing on it."""
     return _hold(locks, device, shared=True)
 
 
@@ -68,7 +68,7 @@ def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[N
 
 
 def find_privacy_problem(path: Path, status: os.stat_result) -> str:
-    """Return why another user could replace the device locks in a folder, as a sentence; or nothing."""
+    """Return why another user could replace the device locks in a folder, as a sentence; otherwise empty."""
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a folder"
     if status.st_uid != os.geteuid():
@@ -79,10 +79,10 @@ def find_privacy_problem(path: Path, status: os.stat_result) -> str:
 
 
 def _open_private_folder(locks: Path) -> int:
-    """Return a descriptor of the folder of the device locks, created if it is missing.
+    """Return a descriptor of the device locks' folder, which is created if missing.
 
-    Its base may be a folder of all users, where another user could create links to other files. So it is an error
-    when another user can change the folder.
+    The folder above may be writable for all users, so another user could put links to other files there. It is an
+    error if another user can change the folder of the locks.
     """
     base = locks.parents[1]
     os.makedirs(base, mode=0o700, exist_ok=True)
@@ -94,7 +94,7 @@ def _open_private_folder(locks: Path) -> int:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             inner = os.open(path.name, flags, dir_fd=folder)
         except OSError as error:
-            # by its descriptor, the folder had no path
+            # The failed call had only the descriptor, so the error has no path yet.
             error.filename = str(path)
             raise
         finally:

@@ -1,7 +1,7 @@
-"""Emulation: libraries for other CPUs run here under qemu's user emulation (docs/emulation.md).
+"""Emulation: libraries for other CPUs run here in qemu's user mode (docs/emulation.md).
 
-A static program for the other CPU holds the kernels and constants of the delivered library; the machine needs only
-`qemu-<arch>`. A compiler that fails is a StageError with its message.
+The kernels and constants of the delivered library are linked into a static program for the other CPU, so the machine
+needs only `qemu-<arch>`. If a compiler fails, StageError has its message.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     Batch = Sequence[Array]
 
 # ---------------------------------------------------------------- emulation program
-# The kernels and constants are the object files of the delivered library. Its C code is compiled once more, together
-# with `emulation_main.c`, for the C library that the executable holds: musl, by the compiler in `ziglang`. Compiling
-# that C library takes nearly all of the time, and depends only on the architecture.
+# Kernels and constants are the delivered library's object files. Its C code is compiled again, together with
+# `emulation_main.c`, for the C library in the executable: musl, which `ziglang` contains as source. Compiling musl
+# takes nearly all of the time, and depends only on the architecture.
 
 _MAIN: Final = Path(__file__).parent / "emulation_main.c"
 SOURCES: Final = (*c_runtime.SOURCES, _MAIN)
@@ -45,13 +45,13 @@ _LINKER: Final = "ld.lld"
 
 
 def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
-    """Compile the C library of an architecture, and the other objects of a static executable.
+    """Compile an architecture's C library, and the other objects that a static executable needs.
 
-    The folder gets `crt1.o` and archives, with the same bytes on every machine. A later attempt reuses zig's cache
-    in `scratch`.
+    The folder gets `crt1.o` and archives, whose bytes do not depend on the machine. zig's cache in `scratch` is reused
+    by a later attempt.
     """
     _log.debug("compiling the C library for %s in %s", zig_target, scratch)
-    # cache folders that the user has chosen are reused by other versions of this stage
+    # Cache folders chosen by the user are also reused when this stage's version changes.
     names = [f"ZIG_{scope}_CACHE_DIR" for scope in ("GLOBAL", "LOCAL")]
     caches = {name: os.environ.get(name, "zig") for name in names}
     (scratch / "empty.c").write_text("int main(void) { return 0; }\n")
@@ -64,7 +64,7 @@ def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
             f"the C library for {zig_target} cannot be compiled: {(errors or [str(done.returncode)])[0]}",
             fix="check that ziglang has the version that tvmflow requires (`tvmflow doctor`)",
         )
-    # the last command links the program: its other inputs are the files that zig has compiled
+    # The last command links the program: its inputs include the files that zig has compiled.
     for word in lines[-1].split():
         if word.endswith((".a", "crt1.o")):
             shutil.copyfile(scratch / word, folder / Path(word).name)
@@ -85,7 +85,7 @@ def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Pa
     """Compile all C code of the emulation program in a folder, and return the object file."""
     c_runtime.write_sources(model, compiled, folder)
     shutil.copyfile(_MAIN, folder / _MAIN.name)
-    # one file, because the program uses the names that the model's C code defines
+    # A single file, because the program uses names that are static in the model's C code.
     includes = [f'#include "{name}"\n' for name in (c_runtime.SOURCE, _MAIN.name)]
     (folder / "whole.c").write_text("".join(includes))
     compile_c(folder, "whole.c", "whole.o", model.triple)
@@ -95,14 +95,14 @@ def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Pa
 _log = logging.getLogger(__name__)
 
 QEMU_VARIABLE: Final = "TVMFLOW_QEMU"
-"""The environment variable that names the folder with qemu's programs, where PATH does not."""
+"""The environment variable with the folder of qemu's programs, if they are not on PATH."""
 
 
 class EmulatedArch(NamedTuple):
-    """An architecture that qemu emulates: qemu's name of it, and the target of the emulation program.
+    """An architecture that qemu emulates: its name in qemu, and the emulation program's target.
 
-    `default_cpu` is qemu's CPU, with its features, for code that names none. `qemu_cpus` maps LLVM's CPUs to qemu's,
-    if qemu has another name, or only a CPU with the same features or few more.
+    `default_cpu` is qemu's CPU, with features, for code that names no CPU. `qemu_cpus` maps LLVM's CPU names to qemu's
+    where these differ; if qemu lacks a CPU, to one with the same features or a few more.
     """
 
     qemu_arch: str
@@ -126,7 +126,7 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
         qemu_arch="aarch64",
         zig_target="aarch64-linux-musl",
         default_cpu="cortex-a57",
-        # qemu has a Cortex-A55 since 8.1, and none of the others
+        # qemu has had a Cortex-A55 since 8.1, and has none of the others.
         qemu_cpus=dict.fromkeys(
             ("carmel", "cortex-a55", "cortex-a78", "cortex-a78ae"), "cortex-a76"
         ),
@@ -168,16 +168,16 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
         },
     ),
 }
-"""By the architecture's name in a `Platform`."""
+"""Keyed by the architecture's name in a `Platform`."""
 
-# Android's functions take floating-point numbers in general registers, and so must those of the program's C library.
+# Android's functions take floats in general registers, so the program's C library must do the same.
 _ARMV7_ANDROID: Final = EMULATED_ARCHS["armv7"]._replace(zig_target="arm-linux-musleabi")
 _SYSTEMS: Final = ("linux", "android")
 
 UNEMULATED_FEATURES: Final = frozenset(["avx512f"])
-"""CPU features that no CPU of qemu's has, by the Linux kernel's names."""
+"""CPU features that no CPU of qemu supports, by the Linux kernel's names."""
 
-# qemu's CPU with everything that it can emulate.
+# The CPU of qemu that has all features that qemu can emulate.
 _MAX_CPU: Final = "max"
 
 INSTALL: Final = (
@@ -195,7 +195,7 @@ def find_emulated_arch(triple: str) -> EmulatedArch | None:
 
 
 def require_emulated_arch(triple: str) -> EmulatedArch:
-    """Return the architecture of an LLVM triple; StageError when qemu does not emulate its platform."""
+    """Return the architecture of an LLVM triple; StageError if qemu does not emulate its platform."""
     arch = find_emulated_arch(triple)
     if arch is None:
         raise StageError(
@@ -206,7 +206,7 @@ def require_emulated_arch(triple: str) -> EmulatedArch:
 
 
 class Emulator(NamedTuple):
-    """A program of qemu's, and the CPU that it emulates."""
+    """A qemu program, and the CPU that it emulates."""
 
     program: Path
     arch: EmulatedArch
@@ -218,12 +218,12 @@ class Emulator(NamedTuple):
 
 
 def find_emulators() -> dict[str, Path | None]:
-    """Return qemu's programs, such as `qemu-aarch64`, with their paths or None."""
+    """Return qemu's programs, such as `qemu-aarch64`, and their paths (None if not installed)."""
     return {arch.program: find_qemu(arch) for arch in EMULATED_ARCHS.values()}
 
 
 def find_qemu(arch: EmulatedArch) -> Path | None:
-    """Return the path of qemu's program for an architecture, static or not, or None."""
+    """Return the path of qemu's program for an architecture (static or not), or None."""
     folder = os.environ.get(QEMU_VARIABLE)
     names = (f"{arch.program}-static", arch.program)
     paths = (shutil.which(name, path=folder or None) for name in names)
@@ -253,7 +253,7 @@ def emulator_for(tvm: TvmTarget) -> Emulator:
 
 
 def choose_cpu(arch: EmulatedArch, tvm: TvmTarget, known_cpus: Iterable[str]) -> str:
-    """Return the known CPU of qemu that rejects instructions that the target's lacks, else `max`.
+    """Return a known qemu CPU that rejects instructions that the target's CPU lacks; otherwise `max`.
 
     >>> choose_cpu(EMULATED_ARCHS["x86_64"], {"kind": "llvm", "mcpu": "x86-64-v3"}, ["Haswell", "max"])
     'Haswell'
@@ -274,7 +274,7 @@ def choose_cpu(arch: EmulatedArch, tvm: TvmTarget, known_cpus: Iterable[str]) ->
 
 
 def _vector_bits(feature: str) -> int:
-    """Return the length of vector registers that `zvl256b` guarantees; 128 is the minimum."""
+    """Return the vector register length in bits that a feature such as `zvl256b` guarantees; at least 128."""
     digits = feature.removeprefix("zvl").removesuffix("b")
     return int(digits) if feature.startswith("zvl") and digits.isdigit() else 128
 
@@ -293,19 +293,19 @@ def run_emulated(
 ) -> list[list[Array]]:
     """Run a model under emulation; return the outputs for each batch, in the order of the signature.
 
-    The first batch is computed with another number of threads, too; outputs that differ are a StageError.
+    The first batch runs again with another number of threads; different outputs raise a StageError.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         base = Path(folder).absolute()
         executable, inputs, outputs = (base / name for name in ("program", "in", "out"))
-        # files in the store are not executable
+        # Files in the store are not executable, so the program is copied.
         shutil.copyfile(program, executable)
         executable.chmod(0o700)
         write_tensors(inputs, batches)
         command: list[str | Path] = [emulator.program, "-cpu", emulator.cpu]
         done = subprocess.run(
             [*command, executable, inputs, outputs, str(threads)],
-            # qemu writes the core dump of a crash to the current folder
+            # When the program crashes, qemu writes a core dump to the current folder.
             cwd=folder,
             capture_output=True,
             text=True,
@@ -320,7 +320,7 @@ def run_emulated(
 
 
 def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
-    """Return the reason why the program ended; a signal that ends the emulated program ends qemu too."""
+    """Return why the program ended; a signal that ends the emulated program also ends qemu."""
     lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
     assertions = [line for line in lines if line.startswith("qemu-") and "Assertion" in line]
     if assertions:
@@ -346,13 +346,13 @@ def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
 
 
 # ---------------------------------------------------------------- tensor files
-# The batches of arrays that the emulation program reads and writes; see emulation_main.c.
+# Batches of arrays, in the format that the emulation program reads and writes (see emulation_main.c).
 
 _MAGIC: Final = b"TVMFLOW1"
 
 
 def write_tensors(path: Path, batches: Sequence[Batch]) -> None:
-    """Write batches of arrays; every batch has the same number of them."""
+    """Write batches of arrays; all batches must have the same number of arrays."""
     import numpy as np
 
     with path.open("wb") as file:

@@ -11,11 +11,11 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 _Names = Mapping[str, tuple[str, ...]]
 
-# Only features that code generation may use by itself are listed. Features that only intrinsics
-# use, which no kernel has (AES on a Raspberry Pi, where LLVM's cortex-a72 has it and the chip does
-# not), and features that only tune code (`fast-gather`) do not determine where a library runs.
+# Only features that code generation may use on its own are listed. Two kinds do not decide where a library runs. Some
+# features are used only through intrinsics, which no kernel has (AES on a Raspberry Pi: LLVM's cortex-a72 has it, the
+# chip does not). Others only tune code (`fast-gather`).
 
-# First the features with the same name in LLVM and Linux, then the others.
+# First features that LLVM and Linux name alike, then the others.
 _X86: Final[_Names] = {
     **{
         name: (name,)
@@ -77,7 +77,7 @@ _ARMV7: Final[_Names] = {
     "hwdiv-arm": ("idiva",),
 }
 
-# The subsets of V (zve…) and the length of its registers (zvl…) are omitted: kernels before 6.8 list neither.
+# The vector extension's subsets (zve…) and register lengths (zvl…) are omitted: kernels before 6.8 list neither.
 _RISCV: Final[_Names] = {
     name: (name,)
     for name in "m a f d c v zba zbb zbs zfh zfhmin zvfh zvfhmin zicond zacas zfa".split()
@@ -92,8 +92,8 @@ _TABLES: Final[Mapping[str, _Names]] = {
     "riscv32": _RISCV,
 }
 
-# The feature that converts float16 to float32 in vectors; empty if every CPU has it. LLVM's code for
-# 32-bit ARM converts one element at a time.
+# The feature for vector conversion of float16 to float32; empty if every CPU has it. For 32-bit ARM, LLVM converts
+# one element at a time, so there is no entry.
 _FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
 
 
@@ -105,7 +105,7 @@ def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
     return "" if not needed or needed in features else f"its CPU lacks {needed}"
 
 
-# The features that multiply bfloat16 and add the products to float32.
+# The features for multiplying bfloat16 with float32 accumulators.
 _BFLOAT16: Final[Mapping[str, tuple[str, ...]]] = {
     "x86_64": ("avx512_bf16", "avx512vl"),
     "aarch64": ("bf16",),
@@ -121,7 +121,7 @@ def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def no_float16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why there are no kernels of float16 for a CPU, or an empty string."""
+    """Return why a CPU cannot run float16 kernels, or an empty string."""
     if arch != "aarch64":
         return f"there is no code for {arch} that adds float16"
     missing = [name for name in _AARCH64["fullfp16"] if name not in features]
@@ -131,7 +131,7 @@ def no_float16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
-    """Return the kernel's names of one of LLVM's features; none if it does not decide where code runs."""
+    """Return the kernel's names of an LLVM feature; empty if it does not decide where code runs."""
     return _TABLES.get(arch, {}).get(feature, ())
 
 
@@ -147,14 +147,14 @@ def list_kernel_names(arch: str) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------- ISA levels
-# Sets of CPU instructions of one architecture, for which one library holds code.
+# Sets of CPU instructions of one architecture; a multi-ISA library has code for several of them.
 
 
 class IsaLevel(NamedTuple):
-    """A set of CPU instructions: LLVM's CPU with further features.
+    """A set of CPU instructions: an LLVM CPU plus further features.
 
-    The `flags` are the features, by the kernel's names, that code for it may use and code for the level before
-    it may not.
+    `flags` are the features, by the kernel's names, that code for this level may use and code for the previous level
+    may not.
     """
 
     arch: str
@@ -185,13 +185,13 @@ LEVELS: Final[Mapping[str, IsaLevel]] = {
         features=(*_ARMV8_2, "+i8mm", "+bf16"),
     ),
 }
-"""By name; those of one architecture in order, each with all instructions of those before it."""
+"""ISA levels by name; within an architecture in ascending order, each including the previous one."""
 
 _TRIPLES: Final = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
 def sort_isa_levels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return levels in order, the one that most CPUs have first.
+    """Return levels in ascending order: first the one that most CPUs support.
 
     >>> sort_isa_levels(["x86-64-v4", "x86-64-v2"])
     ('x86-64-v2', 'x86-64-v4')
@@ -207,7 +207,7 @@ def flags_of(level: str) -> frozenset[str]:
 
 
 def isa_level_config(base: TvmTarget, level: str) -> dict[str, Json]:
-    """Return TVM's target of a level for the triple of a base, or for Linux with glibc."""
+    """Return TVM's target for a level, with the base's triple, or for Linux with glibc without one."""
     known = LEVELS[level]
     target = {"kind": "llvm", "mtriple": _TRIPLES[known.arch], **base, "mcpu": known.cpu}
     target.pop("mattr", None)
@@ -215,7 +215,7 @@ def isa_level_config(base: TvmTarget, level: str) -> dict[str, Json]:
 
 
 def find_problem(base: TvmTarget, names: Sequence[str]) -> str:
-    """Return why a target cannot have these levels, or an empty string."""
+    """Return why these levels are invalid for a target, or an empty string."""
     if len(names) == 1:
         return "needs two levels or more; for one, name it as the CPU of the target"
     archs = {LEVELS[name].arch for name in names}

@@ -1,4 +1,4 @@
-"""The names of the forms in which `build` compiles a model, for exporters, which do not import TVM."""
+"""The names of the forms in which `build` compiles a model; exporters read them without TVM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WEIGHTS_FILE: Final = "weights.safetensors"
 """The file with the weights in the form `params`."""
 
 BESIDE_WEBASSEMBLY: Final = f"{WEBGPU}/{WEBGPU}"
-"""The form `webgpu` among the forms of a target for WebAssembly: `export` reads it as `build/webgpu`."""
+"""The form `webgpu` of a WebAssembly target, which `export` reads as `build/webgpu`."""
 WEBGPU_PROGRAM: Final = "program.json"
-"""The file with the steps in the form `webgpu`."""
+"""The file with the execution steps in the form `webgpu`."""
 WEBGPU_KERNELS: Final = "kernels.wgsl"
-"""The file with its kernels."""
+"""The file with the kernels in the form `webgpu`."""
 WEBGPU_WEIGHTS: Final = "weights.bin"
-"""The file with its weights."""
+"""The file with the weights in the form `webgpu`."""

@@ -1,4 +1,4 @@
-"""The host: the properties of this machine that matter to compiled code, cheap to read on every run."""
+"""The host: the properties of this machine that matter to compiled code. Reading them is fast."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tvmflow.targets.platforms import Platform, parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 
 CPU_VARIABLE = "TVMFLOW_CPU"
-"""The environment variable that caps the features of this machine's CPU at those of a level.
+"""The environment variable that caps this machine's CPU features at those of an ISA level.
 
-C libraries read it, too (`targets/c_runtime/cpu.c`).
+C libraries read this variable, too (`targets/c_runtime/cpu.c`).
 """
 
 _CPUINFO = "/proc/cpuinfo"
 
-# sys.platform -> the system's name in a Platform; other systems keep Python's name.
+# sys.platform -> the system's name in a Platform; other systems keep their sys.platform name.
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
-# Arm's part numbers, as the kernel reports them. Other vendors' cores are shown by number.
+# Arm's part numbers as the kernel reports them. A core of another vendor is shown by its number.
 _ARM_CORES = {
     "0xc07": "Cortex-A7",
     "0xc09": "Cortex-A9",
@@ -39,16 +39,16 @@ _ARM_CORES = {
     "0xd4f": "Neoverse-V2",
 }
 
-# The extensions that the letter `g` in a RISC-V name means.
+# The RISC-V extensions that the letter `g` stands for.
 _GENERAL = ("i", "m", "a", "f", "d", "zicsr", "zifencei")
 
 
 class Host(NamedTuple):
     """The properties of this machine that matter to compiled code.
 
-    `arch`, `system` and `libc` are those of a `Platform`. `flags` are the CPU's features by the Linux kernel's names,
-    empty if unknown; `reported` are all features that the system reports, present or not, and None if it reports
-    all. `capped_to` is the ISA level that `TVMFLOW_CPU` caps the features at.
+    `arch`, `system` and `libc` are as in a `Platform`. `flags` are the CPU's features by the Linux kernel's names,
+    empty if unknown. `reported` are the features whose presence or absence the system reports; None if it reports all.
+    `capped_to` is the ISA level to which `TVMFLOW_CPU` limits the features.
     """
 
     arch: str
@@ -68,14 +68,14 @@ class Host(NamedTuple):
         return f"{self.arch}-{suffixes.get(self.system, f'linux-{libc}')}"
 
     def find_missing(self, features: Iterable[str]) -> list[str]:
-        """Return the features, by the kernel's names, that the CPU is known to lack."""
+        """Return the given features (the kernel's names) that the CPU certainly lacks."""
         absent = [name for name in features if name not in self.flags]
         if self.reported is None:
             return absent if self.flags else []
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return the facts that determine the target `host`, the same on every machine with this CPU."""
+        """Return the facts that determine the target `host`; equal on all machines with this CPU."""
         reported = None if self.reported is None else sorted(self.reported)
         fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
         del fields["cores"]
@@ -83,17 +83,17 @@ class Host(NamedTuple):
 
 
 def read_host() -> Host:
-    """Return this machine as its system describes it, with the cap of `TVMFLOW_CPU` (see `cap_host`)."""
+    """Return this machine as its system describes it, limited by `TVMFLOW_CPU` (see `cap_host`)."""
     host, level = _read_whole_host(), os.environ.get(CPU_VARIABLE, "")
     return cap_host(host, level) if level else host
 
 
 def cap_host(host: Host, level: str) -> Host:
-    """Return a machine as if its CPU had only the features of a level, or raise EnvironmentProblem.
+    """Return a machine as if its CPU had only a level's features, or raise EnvironmentProblem.
 
-    The model's name says so, because measurements and results are stored under it.
+    The CPU's model name mentions the level, because measurements and results are stored under this name.
     """
-    # no run without a cap needs them
+    # Imported here, because only a run with a cap needs it.
     from tvmflow.targets.features import LEVELS, flags_of, list_kernel_names
 
     names = [name for name, known in LEVELS.items() if known.arch == host.arch]
@@ -131,8 +131,8 @@ def _read_whole_host() -> Host:
 def parse_host(
     cpuinfo: str, machine: str, cores: int, system: str = "linux", libc: str = "gnu"
 ) -> Host:
-    """Return the machine that a text of /proc/cpuinfo describes; `machine` is the output of `uname -m`."""
-    # fields of the first processor, and of all: old ARM kernels list these at the end
+    """Return the machine that a /proc/cpuinfo text describes; `machine` is the output of `uname -m`."""
+    # `fields` are of the first processor, plus the ones that old ARM kernels list at the end for all processors.
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")
@@ -154,14 +154,14 @@ _LIBCS = {"gnu": "Linux with glibc", "musl": "Linux with musl"}
 
 
 class SystemMismatch(NamedTuple):
-    """Two systems (or C libraries) that differ: that of a library, and the host's."""
+    """Two systems (or C libraries) that differ: the library's and the host's."""
 
     library: str
     host: str
 
 
 def find_system_mismatch(platform: Platform, host: Host) -> SystemMismatch | None:
-    """Return the systems of a library and of the host if the library cannot run on the host's."""
+    """Return the library's and the host's systems if the library cannot run on the host's; else None."""
     if not platform.system or not host.system:
         return None
     if platform.system != host.system:
@@ -178,7 +178,7 @@ def _find_libc(system: str) -> str:
     try:
         return "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
     except (ValueError, OSError):
-        # only glibc has this name
+        # Only glibc defines this name.
         return "musl"
 
 
@@ -186,7 +186,7 @@ def _read_cpuinfo() -> str:
     try:
         with open(_CPUINFO, encoding="utf-8", errors="replace") as stream:
             lines: list[str] = []
-            # a server lists hundreds of processors, and one is enough
+            # A server lists hundreds of processors, but one is enough.
             for line in stream:
                 if line.isspace() and any(other.startswith(_FLAGS) for other in lines):
                     break
@@ -196,12 +196,12 @@ def _read_cpuinfo() -> str:
         return ""
 
 
-# The beginning of the line with the CPU's features: on x86, on ARM, on RISC-V.
+# The names of the line with CPU features: on x86, ARM and RISC-V.
 _FLAGS = ("flags", "Features", "isa")
 
 
 def _model_name(fields: Mapping[str, str], arch: str) -> str:
-    """Return the CPU's model: for people, and to distinguish the measurements of machines."""
+    """Return the CPU's model, which people read, and by which machines' measurements are told apart."""
     part = fields.get("CPU part")
     if part is not None:
         vendor = fields.get("CPU implementer", "")
@@ -214,10 +214,10 @@ def _model_name(fields: Mapping[str, str], arch: str) -> str:
 
 
 def _parse_riscv_isa(isa: str) -> frozenset[str]:
-    """Return the extensions in a name such as `rv64imafdcv_zicsr_zba`."""
+    """Return the extensions in an ISA string such as `rv64imafdcv_zicsr_zba`."""
     base, *long_names = isa.lower().split("_")
     letters = base.removeprefix("rv64").removeprefix("rv32")
-    # a kernel may write a long name directly after the letters
+    # Some kernels write a multi-letter extension directly after the single letters.
     for start in "sxz":
         letters, separator, rest = letters.partition(start)
         long_names += [separator + rest] if separator else []
@@ -228,20 +228,20 @@ def _parse_riscv_isa(isa: str) -> frozenset[str]:
 # ---------------------------------------------------------------- reported features
 # CPU features as macOS and Windows report them, by the Linux kernel's names.
 #
-# Neither system reports all features. A feature that is not reported may be present or not.
+# Neither system reports all features, so a feature that is not reported may still be present.
 
 _LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 _KERNEL32 = "kernel32"
 
-# A sysctl of macOS on x86 -> its words (see cpuid.c in XNU), as far as macOS 11 has them.
+# An x86 sysctl of macOS -> the words that macOS 11 can report there (see cpuid.c in XNU).
 _MACOS_X86: Mapping[str, str] = {
     "machdep.cpu.features": "SSE SSE2 SSE3 SSSE3 SSE4.1 SSE4.2 POPCNT AVX1.0 FMA F16C MOVBE AES PCLMULQDQ RDRAND",
     "machdep.cpu.leaf7_features": "BMI1 BMI2 AVX2 RDSEED ADX AVX512F AVX512CD AVX512DQ AVX512BW AVX512VL",
     "machdep.cpu.extfeatures": "LZCNT",
 }
-# Words of macOS -> the Linux kernel's names that are not the words in lower case.
+# Words of macOS -> the Linux kernel's names, where these are not just the words in lower case.
 _RENAMED = {"SSE3": "pni", "SSE4.1": "sse4_1", "SSE4.2": "sse4_2", "AVX1.0": "avx", "LZCNT": "abm"}
-# A sysctl of macOS on arm64, 1 or 0 (Apple's "Determining instruction set characteristics") -> features.
+# An arm64 sysctl of macOS, 0 or 1 (Apple's "Determining instruction set characteristics") -> features.
 _MACOS_ARM: Mapping[str, tuple[str, ...]] = {
     "hw.optional.arm.FEAT_BF16": ("bf16",),
     "hw.optional.arm.FEAT_DotProd": ("asimddp",),
@@ -259,14 +259,14 @@ _MACOS_ARM: Mapping[str, tuple[str, ...]] = {
     "hw.optional.arm.FEAT_SME": ("sme",),
     "hw.optional.arm.FEAT_SME2": ("sme2",),
 }
-# PF_…_AVAILABLE in winnt.h. Windows returns 0 also for a number that it does not know: these came together.
+# PF_…_AVAILABLE in winnt.h. Windows returns 0 for an unknown number, too; all of these were introduced together.
 _WINDOWS_X86 = {36: "ssse3", 37: "sse4_1", 38: "sse4_2", 39: "avx", 40: "avx2", 41: "avx512f"}
-# Every x86-64 CPU since 2011 has it.
+# Every x86-64 CPU since 2011 has SSSE3: if Windows denies it, it does not know these numbers.
 _PF_SSSE3 = 36
 
 
 class ReportedFeatures(NamedTuple):
-    """The features that a system reports, and those of them that are present."""
+    """The features whose presence a system reports, and those among them that are present."""
 
     reported: frozenset[str]
     present: frozenset[str]
@@ -276,14 +276,14 @@ NOTHING = ReportedFeatures(frozenset(), frozenset())
 
 
 def read_reported_features(system: str, arch: str) -> ReportedFeatures:
-    """Return the CPU features that macOS or Windows reports on this machine."""
+    """Return the CPU features that macOS or Windows reports for this machine."""
     try:
         if system == "macos":
             return _read_macos(arch, _open_sysctl())
         if system == "windows" and arch == "x86_64":
             return _read_windows(_open_feature_query())
     except (AttributeError, ImportError, OSError, ValueError):
-        # a library is loaded without a report, too: it may run
+        # Without a report, a library is loaded all the same: it may run.
         pass
     return NOTHING
 
@@ -291,7 +291,7 @@ def read_reported_features(system: str, arch: str) -> ReportedFeatures:
 def _read_macos(arch: str, sysctl: Callable[[str], bytes | None]) -> ReportedFeatures:
     reported: set[str] = set()
     present: set[str] = set()
-    # under Rosetta x86 code may use more than is reported
+    # Rosetta runs x86 code that uses more than the features it reports.
     if arch == "x86_64" and not any(sysctl("sysctl.proc_translated") or b""):
         for text_name, known in _MACOS_X86.items():
             if text := sysctl(text_name):

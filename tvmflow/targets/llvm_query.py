@@ -1,6 +1,6 @@
-"""Queries to TVM and LLVM about targets, in another process.
+"""Queries TVM and LLVM about targets, in another process.
 
-Loading TVM takes a second, and LLVM ends its process for some targets, which must not end a run.
+Loading TVM takes a second, and for some targets LLVM aborts its process, which must not be that of the run.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
-# The first words of lines that the process prints; LLVM may print other lines.
+# The first words of the process's own output lines; LLVM may print other lines.
 _LOADED: Final = "loaded"
 _ANSWER: Final = "answer"
-# Signals by which others end a process; LLVM ends its own by SIGABRT, SIGSEGV and the like.
+# Signals from other processes; LLVM ends its own process with SIGABRT, SIGSEGV and the like.
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 _RunProcess = Callable[..., Any]
-# For one answer, including the time in which the server loads TVM.
+# For one answer, including the time for loading TVM.
 _TIMEOUT_S: Final = 120.0
 
 
 class TargetFacts(NamedTuple):
-    """TVM's and LLVM's description of a target; an invalid one has an error, or CPUs to choose from.
+    """What TVM and LLVM know about a target; for an invalid one, an error, perhaps with valid CPUs.
 
-    For a target that is not a CPU, the triple is empty, and the architecture is TVM's kind, not the Linux kernel's
-    name. Features of the CPU, or of a GPU's host, have LLVM's names.
+    For a target that is not a CPU, the triple is empty, and the architecture is TVM's kind instead of the Linux
+    kernel's name. The features of the CPU, or of a GPU's host CPU, have LLVM's names.
     """
 
     triple: str = ""
@@ -55,7 +55,7 @@ class TargetFacts(NamedTuple):
 
 
 def query_target(tvm: TvmTarget | None) -> TargetFacts:
-    """Return TVM's and LLVM's facts about a target (None: this machine), in a process that may import tvm."""
+    """Return the facts about a target (None: this machine). The process must be allowed to import TVM."""
     import tvm as tvm_package
 
     if tvm is None:
@@ -67,7 +67,7 @@ def query_target(tvm: TvmTarget | None) -> TargetFacts:
         return TargetFacts(error=f"TVM rejects this target: {last_line(error)}")
     if target.kind.name == "llvm":
         return _query_cpu(tvm, target)
-    # features that code on the host may use
+    # Features of the host CPU, which code on the host may use.
     host = query_target(tvm["host"]) if tvm.get("host") else TargetFacts()
     return host if host.error else TargetFacts(arch=target.kind.name, features=host.features)
 
@@ -86,12 +86,12 @@ def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
         return TargetFacts(error=f"LLVM rejects {triple}: {last_line(error)}")
     platform = parse_triple(triple)
     if platform.arch == "riscv64" and platform.system == "linux" and "d" not in features:
-        # floats would be passed to expf in registers that it does not read
+        # Floats would be passed to expf in general registers, but it reads them from floating-point registers.
         return TargetFacts(
             error=f"{triple} passes floating-point numbers in their own registers, and this CPU has none; "
             "add `mattr: [+m, +a, +f, +d, +c]`"
         )
-    # LLVM reports an unknown feature only on stderr, and continues without it
+    # LLVM only prints a warning about an unknown feature, and ignores it.
     added = [str(name)[1:] for name in tvm.get("mattr", ()) if str(name).startswith("+")]
     unknown = [name for name in added if name not in features]
     if unknown:
@@ -100,7 +100,7 @@ def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
 
 
 def query_cpus(triple: str) -> list[str]:
-    """Return the names of LLVM's CPUs for a triple, sorted, in a process that may import tvm."""
+    """Return LLVM's CPU names for a triple, sorted. The process must be allowed to import TVM."""
     import tvm
     from tvm.target import codegen
 
@@ -111,9 +111,9 @@ def query_cpus(triple: str) -> list[str]:
 def query_targets_in_process(
     targets: Sequence[Json], run_process: _RunProcess = subprocess.run
 ) -> list[Json]:
-    """Return the facts of each target as JSON, from a new process.
+    """Return the facts about each target as JSON, from a new process.
 
-    A target for which LLVM ends its process is invalid; another process answers for the targets after it.
+    If LLVM aborts the process, the target is invalid, and another process answers the remaining queries.
     """
     answers: list[Json] = []
     while len(answers) < len(targets):
@@ -129,14 +129,14 @@ def _describe_crash(target: Json) -> Json:
 
 
 def answer_query(target: Json, _: Emit) -> Json:
-    """Return the facts of a target as JSON. Runs in a child of a fork server."""
+    """Return the facts about a target as JSON. Runs in a child of a fork server."""
     return query_target(target)._asdict()
 
 
 def query_targets_in_children(targets: Sequence[Json], fork_server: ForkServer) -> list[Json]:
-    """Return the facts of each target from children of a fork server, which has TVM loaded.
+    """Return the facts about each target, from children of a fork server that has TVM loaded.
 
-    If the server has ended, a new process answers, which also reports the cause.
+    If the server has ended, a new process answers instead, and reports the cause.
     """
     answers = []
     for target in targets:
@@ -151,12 +151,12 @@ def query_targets_in_children(targets: Sequence[Json], fork_server: ForkServer) 
 def query_cpus_in_process(
     triples: Sequence[Json], run_process: _RunProcess = subprocess.run
 ) -> list[Json]:
-    """Return the names of the CPUs that LLVM knows for each triple, from a new process."""
+    """Return LLVM's CPU names for each triple, from a new process."""
     return _query_in_process(query_cpus, triples, run_process)
 
 
 def answer_queries(function: Callable[[Json], Any]) -> None:
-    """Print the answer to each query on standard input, as soon as it is known. Runs in the new process."""
+    """Read queries from standard input, and print each answer at once. Runs in the new process."""
     sys.stdout.write(f"{_LOADED}\n")
     sys.stdout.flush()
     for query in json.load(sys.stdin):
@@ -169,9 +169,9 @@ def answer_queries(function: Callable[[Json], Any]) -> None:
 def _query_in_process(
     function: Callable[[Any], Any], queries: Sequence[Json], run_process: _RunProcess
 ) -> list[Json]:
-    """Return the answers, up to the query over which the process ended, if there is one."""
+    """Return the answers; they stop before the query, if any, for which LLVM ended the process."""
     name = function.__name__
-    # of PyTorch, which TVM would import, nothing is used
+    # TVM would import PyTorch, which is not needed here.
     without_torch = "sys.modules['torch'] = None"
     code = f"{without_torch}; import tvm; from {__name__} import {name}, answer_queries; answer_queries({name})"
     done = run_process(
@@ -182,7 +182,7 @@ def _query_in_process(
         check=False,
     )
     if -done.returncode in _FROM_OUTSIDE:
-        # it says nothing about a target, and its last line may be half a line
+        # The killed process says nothing about the target, and its last line may be incomplete.
         name = signal.Signals(-done.returncode).name
         raise EnvironmentProblem(
             f"the process in which LLVM describes the targets was killed ({name})",
@@ -200,7 +200,7 @@ def _query_in_process(
 
 
 # ---------------------------------------------------------------- facts in the store
-# LLVM is queried once for each machine and build of TVM; then its answers are read from the store.
+# LLVM is queried once per machine and build of TVM; afterwards, the answers come from the store.
 
 _WAIT: Final = (
     "asking LLVM about the targets: a few seconds, once for each target and version of TVM"
@@ -209,7 +209,7 @@ _WAIT: Final = (
 _log = logging.getLogger(__name__)
 
 _VERSION: Final = 3
-"""Raise it when the queries are answered in another way."""
+"""Raise this when the answers change."""
 
 Query = Callable[[Sequence[Json]], list[Json]]
 
@@ -220,7 +220,7 @@ def load_target_facts(
     host: Host,
     query: Query = query_targets_in_process,
 ) -> list[TargetFacts]:
-    """Return the facts of each target; None is this machine."""
+    """Return the facts about each target; None means this machine."""
     own = capped_target(host)
     queries = [own if target is None else dict(target) for target in targets]
     answers = _load_answers(store, queries, host.fingerprint(), query)
@@ -228,12 +228,12 @@ def load_target_facts(
 
 
 def capped_target(host: Host) -> dict[str, Json] | None:
-    """Return the target of a machine whose features are capped; None for another one, which LLVM detects."""
+    """Return the target of a machine with capped features; otherwise None, so that LLVM detects the CPU."""
     return isa_level_config({"mtriple": host.triple}, host.capped_to) if host.capped_to else None
 
 
 def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_process) -> list[str]:
-    """Return the names of the CPUs that LLVM knows for a triple, sorted."""
+    """Return LLVM's CPU names for a triple, sorted."""
     [names] = _load_answers(store, [triple], "cpus", query)
     return list(names)
 
@@ -241,7 +241,7 @@ def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_proce
 def _load_answers(
     store: LocalStore, queries: Sequence[Json], context: Json, query: Query
 ) -> list[Json]:
-    """Return the answer to each query: from the store, else from `query`, whose answers go to the store."""
+    """Return the answer to each query: from the store, otherwise from `query`, whose answers are stored."""
     with explain_wait(IDENTITY_WAIT.format("apache-tvm")):
         build = packages.identity("apache-tvm")
     names = [digest_of([_VERSION, value, context, build]) for value in queries]

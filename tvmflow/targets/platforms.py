@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-# Other names of an architecture in triples and kernels -> the Linux kernel's name.
+# Other names of architectures, in triples and kernels -> the Linux kernel's name.
 _ARCHS: Final[Mapping[str, str]] = {
     "amd64": "x86_64",
     "arm": "armv7",
@@ -16,7 +16,7 @@ _ARCHS: Final[Mapping[str, str]] = {
     "armv8l": "armv7",
     "i686": "i386",
 }
-# The beginning of a component of a triple -> the system.
+# The prefix of a triple's component -> the system.
 _SYSTEMS: Final[Mapping[str, str]] = {
     "android": "android",
     "darwin": "macos",
@@ -31,7 +31,7 @@ _SHARED: Final[Mapping[str, str]] = {"macos": ".dylib", "wasi": ".wasm", "window
 
 
 class Platform(NamedTuple):
-    """An architecture as the Linux kernel calls it, a system, and its C library (`gnu`, `musl`, …) if any."""
+    """An architecture (the Linux kernel's name), a system, and its C library (`gnu`, `musl`, …) if known."""
 
     arch: str
     system: str
@@ -39,17 +39,17 @@ class Platform(NamedTuple):
 
     @property
     def shared_suffix(self) -> str:
-        """The suffix of shared libraries, or of static ones if there are no others."""
+        """The suffix of shared libraries; of static libraries if the platform has no shared ones."""
         return _SHARED.get(self.system, ".so") if self.has_shared_libraries else self.static_suffix
 
     @property
     def address_bits(self) -> int:
-        """The bits of an address."""
+        """The size of an address in bits."""
         return 64 if "64" in self.arch or self.arch == "s390x" else 32
 
     @property
     def has_shared_libraries(self) -> bool:
-        """False where programs are linked only with static libraries."""
+        """False if programs on this platform can only be linked statically."""
         return self.system not in ("ios", "none")
 
     @property
@@ -60,7 +60,7 @@ class Platform(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def parse_triple(triple: str) -> Platform:
-    """Return the platform of an LLVM triple; its `system` is empty where the triple names no known system.
+    """Return the platform of an LLVM triple; `system` is empty if the triple names no known system.
 
     >>> parse_triple("arm64-apple-macos13")
     Platform(arch='aarch64', system='macos', libc='')
@@ -82,10 +82,10 @@ def parse_triple(triple: str) -> Platform:
     return Platform(_ARCHS.get(arch, arch), system, libc)
 
 
-# Linux's name of an architecture -> zig's, and the suffix of its C library's name for the hard-float ABI.
+# Linux's architecture name -> zig's, and the suffix that zig's C library name has for the hard-float ABI.
 _ZIG_ARCHS: Final[Mapping[str, tuple[str, str]]] = {"armv7": ("arm", "eabihf"), "i386": ("x86", "")}
 
-# System -> zig's name of it. Objects for Windows are linked with either C library; zig has the headers of one.
+# System -> zig's name for it. Windows objects can be linked with either C library; zig has only GNU's headers.
 _ZIG_SYSTEMS: Final[Mapping[str, str]] = {
     "ios": "ios.13.0",
     "macos": "macos.13.0",
@@ -95,7 +95,7 @@ _ZIG_SYSTEMS: Final[Mapping[str, str]] = {
 
 
 def zig_target(triple: str) -> str:
-    """Return zig's name of a target that it compiles C for.
+    """Return the target name with which zig compiles C for a triple.
 
     >>> zig_target("armv7-linux-gnueabihf"), zig_target("aarch64-unknown-linux-musl")
     ('arm-linux-gnueabihf', 'aarch64-linux-musl')
@@ -105,7 +105,7 @@ def zig_target(triple: str) -> str:
     platform = parse_triple(triple)
     arch, end = _ZIG_ARCHS.get(platform.arch, (platform.arch, ""))
     if platform.system == "android":
-        # zig has no headers of bionic; its code for Android calls functions for atomics that are in no library
+        # zig has no bionic headers, and its Android code calls atomics functions that no library contains.
         return f"{arch}-linux-musl{end.removesuffix('hf')}"
     if platform.system == "none":
         return f"thumb-freestanding-{platform.libc}"

@@ -1,4 +1,4 @@
-"""Presets: the targets that a recipe can name with one word."""
+"""Presets: targets that a recipe can name with one word."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tvmflow.targets.tvm_target import TvmTarget
 
 
 class Preset(NamedTuple):
-    """A named target: TVM's (None for the host), a description, and ISA levels of its library.
+    """A named target: TVM's target (None for the host), a description, and its library's ISA levels.
 
-    TVM's target has `num-cores` if all such machines have the same number of cores.
+    TVM's target has `num-cores` if all machines of this kind have the same number of cores.
     """
 
     tvm: TvmTarget | None
@@ -35,7 +35,7 @@ def _arm(cpu: str, **fields: Json) -> dict[str, Json]:
 
 
 def _android(triple: str, cpu: str, **fields: Json) -> dict[str, Json]:
-    # Android 5.0, the first with 64-bit ABIs
+    # Android 5.0 (API 21), the first with 64-bit ABIs.
     return _cpu(f"{triple}21", cpu, **fields)
 
 
@@ -57,10 +57,10 @@ def _opencl(host: Mapping[str, Json], threads: int = 256, shared: int = 32768) -
 
 
 _SERVER: Final = _x86("x86-64-v3")
-# The features that Linux distributions for RISC-V require, and the vector extension.
+# The extensions that Linux distributions for RISC-V require, plus the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
 _WASM: Final = _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1)
-# The CPUs of NVIDIA's boards, in the presets of their GPUs and in those of the CPU alone.
+# The CPUs of NVIDIA's boards, shared by the presets for their GPUs and for the CPU alone.
 _NANO: Final = _arm("cortex-a57", num_cores=4)
 _TX2: Final = _arm("cortex-a57")
 _XAVIER: Final = _arm("carmel")
@@ -210,7 +210,7 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "windows-arm64": "aarch64-windows",
     "windows-x86_64": "x86-64-windows",
 }
-"""Names of machines -> the preset whose code runs best on them. Recipes may use either name."""
+"""Names of machines -> the preset whose code is fastest on them. Recipes may use either name."""
 
 _NVIDIA: Final = tuple(f"cuda-sm{number}" for number in (61, 70, 75, 80, 86, 89, 90))
 _ANY_X86: Final = ("x86-64-v3", "x86-64-any")
@@ -231,7 +231,7 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "wasm(32|64)?|web-?assembly|emscripten": ("wasm32-wasi", "browser"),
     "web|webgpu|chrome|firefox|safari": ("browser", "wasm32-wasi"),
     "riscv(64.*)?|rv64.*v|spacemit.*|(banana-?pi|bpi)-f3": ("riscv64-v",),
-    # machines that no preset has code for, though the name of one looks like theirs
+    # Machines that no preset has code for, though their names resemble one that has.
     "i[3-6]86|loongarch.*|ppc.*|powerpc.*|mips.*|s390x|sparc.*|armv[4-6].*|metal|hexagon|.*tpu": (),
     "cortex-m(0(plus|\\+)?|1|3|4|23|33)f?|jetson-.*thor|power[0-9]+|(riscv|rv)32.*|stm32(?![fh]7).*|esp.*|rp2[0-9]+.*|nrf5.*|(raspberry-?pi|rpi|pi)-?(1|zero)": (),
     # x86-64
@@ -295,18 +295,18 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "amd|radeon.*|rocm|gfx[0-9].*": ("amd-gpu",),
     "vulkan": ("opencl",),
 }
-"""Patterns of names that people use for a target -> presets to suggest.
+"""Patterns of names that people use for targets -> presets to suggest.
 
-Names are in lower case, with hyphens. The first pattern that matches a whole name counts; an empty tuple means
-that no preset has code for such a machine, although a name may look similar.
+Names are lowercase with hyphens. The first pattern that matches the whole name decides. An empty tuple means that no
+preset has code for this machine, although the name may look similar to another.
 """
 
 NAMES: Final = tuple(sorted({*PRESETS, *OTHER_NAMES}))
-"""All names of a preset that recipes may use."""
+"""All names of presets that recipes may use."""
 
 
 def preset_name(name: str) -> str:
-    """Return the preset that has a name, or the name itself.
+    """Return the preset that a name stands for, or the name itself.
 
     >>> preset_name("graviton4"), preset_name("neoverse-v2")
     ('neoverse-v2', 'neoverse-v2')
@@ -315,7 +315,7 @@ def preset_name(name: str) -> str:
 
 
 def find_presets(name: str) -> Sequence[str] | None:
-    """Return the presets that somebody may mean by another name, or None for an unknown name.
+    """Return the presets that an unofficial name may stand for; None if the name is unknown.
 
     >>> find_presets("Snapdragon 8 Gen 3"), find_presets("zen4"), find_presets("stm32f4")
     (['snapdragon', 'android-arm64-v8a'], ['x86-64-v4'], [])

@@ -1,4 +1,4 @@
-"""Resolved targets (triple, CPU, features, threads), and the capabilities of this machine for them."""
+"""Resolved targets (triple, CPU, features, threads), and what this machine can do with them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class ResolvedTarget(NamedTuple):
     """A fully specified target.
 
     Attributes:
-        name: As in the recipe; of a part `<target>.<part>`.
-        tvm: TVM's target, without `num-cores`: code is the same for any number of threads.
-        threads: How many threads kernels are tuned and timed with.
+        name: As in the recipe; for a part, `<target>.<part>`.
+        tvm: TVM's target without `num-cores`, because code does not depend on the number of threads.
+        threads: The number of threads with which kernels are tuned and timed.
         features: The CPU instructions that code may use, by the Linux kernel's names.
-        device: The device of measurements: `kind`, and `class` if it is known.
-        unrunnable_reason: The reason why it cannot run on this machine, or an empty string.
-        remote: The address of the devices for tuning, if they are behind RPC.
-        toolchain: The identity of a linker other than tvmflow's (see `targets.toolchain`), or None.
-        partitioned_target: The name of the target that this one runs a part of, or an empty string.
-        input_tensors: The inputs of a part that earlier parts compute.
-        output_tensors: The outputs of a part that are inputs of later parts.
-        levels: The ISA levels of its library, in order; the fields above are those of the first.
-        isa_level_target: The name of the target that this one is a level of, or an empty string.
-        webgpu: The target of the code for the browser's GPU, which is delivered beside this one's, or None.
+        device: The device that measures: `kind`, and `class` if known.
+        unrunnable_reason: Why this machine cannot run its code, or an empty string.
+        remote: The address of devices behind RPC that tune it, or None.
+        toolchain: The identity of a linker that replaces tvmflow's (see `targets.toolchain`), or None.
+        partitioned_target: The target that this one runs a part of; empty if it is not a part.
+        input_tensors: A part's inputs that earlier parts compute.
+        output_tensors: A part's outputs that later parts read.
+        levels: The ISA levels of its library in ascending order; the fields above are those of the first level.
+        isa_level_target: The target that this one is an ISA level of; empty if it is not a level.
+        webgpu: The target of the browser's GPU code that is delivered beside this one's, or None.
     """
 
     name: str
@@ -55,34 +55,34 @@ class ResolvedTarget(NamedTuple):
 
     @property
     def compiled_targets(self) -> tuple[ResolvedTarget, ...]:
-        """The targets that code is compiled for: each level, or the target itself, and WebGPU."""
+        """The targets that code is compiled for: each ISA level, or the target itself; and WebGPU."""
         return (*(self.levels or (self,)), *([self.webgpu] if self.webgpu else []))
 
     @property
     def level(self) -> str:
-        """The name of the level that it is; empty for none."""
+        """The name of its ISA level; empty if it is not a level."""
         return self.name.removeprefix(f"{self.isa_level_target}.") if self.isa_level_target else ""
 
     @property
     def measured_isa_level(self) -> ResolvedTarget:
-        """The level that this machine runs and measures: the last that it can run; itself without levels."""
+        """The highest ISA level that this machine runs, which it measures; without levels, the target itself."""
         runnable = [level for level in self.levels if not level.unrunnable_reason]
         return (runnable or self.levels or (self,))[-1]
 
     @property
     def part(self) -> str:
-        """The name of the part that it runs; empty if it runs the whole model."""
+        """The name of its part; empty if it runs the whole model."""
         whole = self.partitioned_target
         return self.name.removeprefix(f"{whole}.") if whole else ""
 
     @property
     def unmeasurable_reason(self) -> str:
-        """The reason why nothing can be measured for it, or an empty string."""
+        """Why nothing can be measured for it, or an empty string."""
         return "" if self.remote else self.unrunnable_reason
 
 
 class PartitionedTarget(NamedTuple):
-    """Targets that run a model together, each a part of it, in order."""
+    """Targets that each run one part of a model, in order."""
 
     name: str
     parts: tuple[ResolvedTarget, ...]
@@ -102,13 +102,13 @@ def resolve(
     remote: Json = None,
     toolchain: Json = None,
 ) -> ResolvedTarget:
-    """Return a resolved target; None as `tvm` is `host`."""
+    """Return a resolved target; `tvm` is None for the target `host`."""
     resolved, features = _complete(capped_target(host) if tvm is None else tvm, host, facts)
     backend = backend_for(resolved)
     resolved, own_threads = split_threads(backend.complete_target(resolved))
     arch = facts.arch
     if not backend.RUNS_ON_HOST_CPU:
-        # the architecture of a GPU's host
+        # For a GPU, this is the architecture of its host.
         arch = parse_triple(cpu_triple(resolved) or host.arch).arch
     required = required_features(arch, features)
     reason = _unrunnable_reason(resolved, arch, required, host)
@@ -131,13 +131,13 @@ def resolve(
 def _complete(
     tvm: TvmTarget | None, host: Host, facts: TargetFacts
 ) -> tuple[dict[str, Json], list[str]]:
-    """Return TVM's target with its triple and CPU, and LLVM's features of the CPU."""
+    """Return TVM's target with triple and CPU, and the CPU's features by LLVM's names."""
     features = list(facts.features)
     if tvm is not None:
-        # TVM's own default depends on how LLVM was built
+        # TVM's default triple depends on how LLVM was built, so the triple is set.
         default = {"mtriple": facts.triple} if facts.triple else {}
         return {**default, **tvm}, features
-    # a hypervisor may hide instructions that this CPU model has: code must not use them
+    # A hypervisor may hide instructions of this CPU model, which code must not use then.
     hidden = [name for name in features if host.find_missing(kernel_feature_names(host.arch, name))]
     completed: dict[str, Json] = {"kind": "llvm", "mtriple": facts.triple, "mcpu": facts.cpu}
     if hidden:
@@ -167,7 +167,7 @@ _NOT_BUILT = "nothing is built"
 
 
 class Capabilities(NamedTuple):
-    """For each capability of this machine an empty string, or the reason why it is missing."""
+    """For each capability, an empty string, or the reason why this machine lacks it."""
 
     built: str
     linked: str
@@ -176,7 +176,7 @@ class Capabilities(NamedTuple):
 
 
 def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
-    """Return why object code for a target cannot become a library, or an empty string."""
+    """Return why a target's object code cannot be linked to a library, or an empty string."""
     triple = cpu_triple(tvm)
     if toolchain or not c_runtime.unsupported_reason(triple):
         return ""
@@ -184,18 +184,18 @@ def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
 
 
 def has_schedule_rules(triple: str) -> bool:
-    """Return whether there are schedule rules for a CPU: only for those with vectors."""
+    """Return whether there are schedule rules for a CPU: only CPUs with vectors have them."""
     return not parse_triple(triple).arch.startswith("thumb")
 
 
 def emulator_name(target: ResolvedTarget) -> str:
-    """Return the emulator of a target that this machine does not run, installed or not; empty for none."""
+    """Return the emulator for a target that this machine cannot run, even if not installed; else empty."""
     arch = find_emulated_arch(str(target.tvm.get("mtriple", "")))
     return arch.program if arch and target.unrunnable_reason else ""
 
 
 def find_capabilities(target: ResolvedTarget) -> Capabilities:
-    """Return the capabilities of this machine for a target."""
+    """Return what this machine can do with a target."""
     unbuildable = backend_for(target.tvm).unbuildable_reason(target.tvm)
     if unbuildable:
         return Capabilities(unbuildable, _NOT_BUILT, target.unrunnable_reason, _NOT_BUILT)

@@ -1,6 +1,6 @@
-"""Threads: how many a process may run at a time, by CPU affinity and by the quota of its container.
+"""Threads: how many a process may run at a time, by CPU affinity and its container's quota.
 
-Up-to-date runs import it, so it imports next to nothing.
+Up-to-date runs import this module, so it imports almost nothing.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Final
 from tvmflow.core.processes import GROUPS_FOLDER, OWN_GROUPS, list_groups, read_text
 
 VARIABLE: Final = "TVM_NUM_THREADS"
-"""The environment variable with the number of threads that TVM starts."""
+"""The environment variable with the number of threads for TVM to start."""
 
 _BINDING: Final = "TVM_BIND_THREADS"
 _CPUS: Final = "/sys/devices/system/cpu"
@@ -19,24 +19,24 @@ _UNLIMITED: Final = 1e9
 
 
 def list_allowed_cpus() -> list[int]:
-    """Return the numbers of the CPUs that this process may run on."""
+    """Return the indices of the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(count_cpus()))
 
 
 def count_cpus() -> int:
-    """Return how many CPUs this machine has, whatever this process may use of them."""
+    """Return how many CPUs this machine has, including those that this process may not use."""
     return os.cpu_count() or 1
 
 
 def count_usable_cpus() -> int:
-    """Return how many CPUs this process may use: its affinity, limited by its quota."""
+    """Return how many CPUs this process may use: those in its affinity, at most its quota."""
     return max(1, min(len(list_allowed_cpus()), read_quota()))
 
 
 def count_usable_cores(cpus: str = _CPUS) -> int:
-    """Return how many cores this process may keep busy: CPUs that share one, as with SMT, count once."""
+    """Return how many cores this process may keep busy; SMT siblings count as one."""
     cores = {
         read_text(f"{cpus}/cpu{cpu}/topology/thread_siblings_list") or cpu
         for cpu in list_allowed_cpus()
@@ -45,9 +45,9 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the default number of kernel threads: the environment's, or one for each usable core.
+    """Return the default number of kernel threads: the environment's, or one per usable core.
 
-    TVM obeys TVM_NUM_THREADS and OMP_NUM_THREADS. Without them, it would take half of the machine's CPUs.
+    TVM reads TVM_NUM_THREADS and OMP_NUM_THREADS. Without them, it would use half of the machine's CPUs.
     """
     for name in (VARIABLE, "OMP_NUM_THREADS"):
         value = environment.get(name, "")
@@ -57,16 +57,16 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def thread_variables(count: int) -> dict[str, str]:
-    """Return the environment with which TVM starts `count` threads on the CPUs that the process may use.
+    """Return the environment in which TVM starts `count` threads on this process's usable CPUs.
 
-    TVM would otherwise bind threads of all processes to the first CPUs of the machine, whatever their affinity.
+    Otherwise TVM ignores the affinity, and binds the threads of all processes to the machine's first CPUs.
     """
     return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}
 
 
 @contextlib.contextmanager
 def environment_for(threads: int) -> Iterator[None]:
-    """Set the variables for this many threads, and restore them at the end."""
+    """Set the variables for a number of threads, and restore their values at the end."""
     variables = thread_variables(threads)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -84,7 +84,7 @@ def environment_for(threads: int) -> Iterator[None]:
 
 
 def read_quota(own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> int:
-    """Return how many whole CPUs the control groups of this process grant; a huge number without a quota."""
+    """Return how many whole CPUs this process's control groups grant; a huge number if unlimited."""
     quotas = [_UNLIMITED]
     for group in list_groups("cpu", own, root):
         quotas.append(_parse_quota(f"{group}/cpu.max"))
@@ -93,7 +93,7 @@ def read_quota(own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> int:
 
 
 def _parse_quota(*files: str) -> float:
-    """Return the CPUs that the files grant: a quota and a period in µs; `max` and -1 are not a quota."""
+    """Return the CPUs that the files grant, as quota / period in µs; `max` and -1 mean unlimited."""
     numbers = " ".join(map(read_text, files)).split()
     if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[1]):
         return int(numbers[0]) / int(numbers[1])

@@ -1,7 +1,7 @@
-"""Toolchains: a linker that a recipe names for a target, its identity, and the call of it.
+"""Toolchains: the linker that a recipe names for a target, its identity, and its call.
 
-A recipe names a compiler driver (`aarch64-linux-gnu-g++`) or a linker on PATH. The key of `export` has its
-identity, with the digest of the program, so that another program under the same name links again.
+A recipe names a compiler driver (`aarch64-linux-gnu-g++`) or a linker on PATH. The key of `export` contains its
+identity with the program's digest, so that replacing the program causes another link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 
 DEFAULT_FLAGS: Final = ("-shared", "-Wl,--build-id=none", "-s")
-"""The flags of a recipe that names none: for compiler drivers such as gcc and clang."""
+"""The default flags, which suit compiler drivers such as gcc and clang."""
 
 INSTALL: Final = "install it, or leave `toolchain` out: tvmflow has a linker of its own"
 
@@ -37,14 +37,14 @@ class ProgramNotFound(LookupError):
 
 
 class Program(NamedTuple):
-    """A program: its path, and every path that was searched up to it."""
+    """A program: its path, and all paths that were tried before it was found."""
 
     path: str
     searched: tuple[str, ...]
 
 
 def find_program(linker: str) -> Program:
-    """Return the program that a recipe names; ProgramNotFound when it is not on PATH."""
+    """Return the program that a recipe names; ProgramNotFound if it is not on PATH."""
     path = shutil.which(linker)
     if path is None:
         raise ProgramNotFound(linker)
@@ -72,12 +72,12 @@ def read_version(path: str) -> str:
 
 
 def identify(linker: str, flags: Sequence[str], digest: str, version: str) -> dict[str, Json]:
-    """Return the identity of a linker: plain JSON, without the path where it was found."""
+    """Return the identity of a linker as plain JSON, which excludes its path."""
     return {"linker": linker, "flags": list(flags), "version": version, "sha256": digest}
 
 
 def link(folder: Path, names: Sequence[str], identity: ToolchainIdentity) -> str:
-    """Link files of a folder there, and return the library's name; StageError if that fails."""
+    """Link files in a folder; return the library's name. StageError if the linker fails."""
     linker = str(identity["linker"])
     try:
         path = find_program(linker).path

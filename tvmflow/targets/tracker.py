@@ -1,7 +1,7 @@
-"""TVM's RPC tracker: its devices, a lease of one of them, and this machine as a device.
+"""TVM's RPC tracker: list its devices, lease one, and serve this machine as a device.
 
-The client needs no TVM, which takes a second to load. TVM's own client waits forever for an answer and tries for a
-minute to connect; here every wait has a limit. The messages are those of `tvm/rpc/tracker.py`.
+The client does not import TVM, which takes a second. TVM's own client tries to connect for a minute, and waits for
+answers forever; here every wait has a limit. The messages are those of `tvm/rpc/tracker.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tvmflow.targets.threads import VARIABLE, count_usable_cpus
 _log = logging.getLogger(__name__)
 
 TRACKER_VARIABLE: Final = "TVMFLOW_TRACKER"
-"""The environment variable that names the tracker where a recipe does not."""
+"""The environment variable with the tracker's address, for recipes that name none."""
 
 _MAGIC: Final = 0x2F271
 _REQUEST: Final = 4
@@ -44,7 +44,7 @@ _START: Final = "python -m tvm.exec.rpc_tracker --host HOST --port 9190"
 
 
 class DevicePoolStatus(NamedTuple):
-    """The devices with one key, at `HOST:PORT`: in all, free ones, and requests that wait."""
+    """The devices with one key at `HOST:PORT`: how many in total, how many free, and waiting requests."""
 
     key: str
     total: int
@@ -54,7 +54,7 @@ class DevicePoolStatus(NamedTuple):
 
 
 class DeviceLease(NamedTuple):
-    """A device for one session; its server accepts only a client that knows `match`."""
+    """A device for one session; its server accepts only a client that sends `match`."""
 
     host: str
     port: int
@@ -67,7 +67,7 @@ class DeviceLease(NamedTuple):
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`; ValueError for any other text."""
+    """Return host and port of `HOST:PORT`; ValueError for other text."""
     host, colon, port = text.rpartition(":")
     name = host.removeprefix("[").removesuffix("]")
     if not (colon and name and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -76,14 +76,14 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 class Tracker:
-    """The tracker at an address. Every method raises EnvironmentProblem when it cannot be reached."""
+    """The tracker at an address. Every method raises EnvironmentProblem if it cannot be reached."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._endpoint = split_address(address)
 
     def list_devices(self) -> dict[str, DevicePoolStatus]:
-        """Return the registered devices, by key in alphabetical order."""
+        """Return the registered devices by key, in alphabetical order."""
         with self._connect() as connection:
             connection.send([_SUMMARY])
             return _parse_summary(connection.receive())
@@ -91,9 +91,9 @@ class Tracker:
     def request(
         self, key: str, priority: int, keep_waiting: Callable[[], bool]
     ) -> DeviceLease | None:
-        """Wait for a lease of a device; None when `keep_waiting`, called while none is free, returns False.
+        """Wait for a device lease. While none is free, `keep_waiting` is polled; None once it returns False.
 
-        Higher priorities get a device first.
+        Requests with a higher priority get a device first.
         """
         with self._connect() as connection:
             connection.send([_REQUEST, key, "", priority])
@@ -140,7 +140,7 @@ def _parse_summary(summary: Json) -> dict[str, DevicePoolStatus]:
 
 
 class _Connection:
-    """A connection to a tracker: messages are JSON, each after its length."""
+    """A connection to a tracker; each message is its length, followed by JSON."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -155,7 +155,7 @@ class _Connection:
         self._socket.sendall(struct.pack("<i", len(data)) + data)
 
     def has_answer(self, seconds: float) -> bool:
-        """Return whether something arrives within this many seconds; the end of the connection counts."""
+        """Return whether data (or the end of the connection) arrives within this many seconds."""
         self._socket.settimeout(seconds)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -166,7 +166,7 @@ class _Connection:
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
 
     def receive(self) -> Json:
-        """Return the answer to the last request; without its status, which must be success."""
+        """Return the answer to the last request, without its status; the status must be success."""
         (size,) = struct.unpack("<i", self._read(4))
         if not 0 < size <= _MAX_BYTES:
             raise ValueError("its answer is not that of an RPC tracker")
@@ -186,8 +186,8 @@ class _Connection:
 
 
 # ---------------------------------------------------------------- a server of this machine
-# TVM's own `rpc_server` stops listening for good once a session has crashed: the thread that listens
-# ends, and its process lives on.
+# After a session crashes, TVM's own `rpc_server` never listens again: its listening thread ends, but the process
+# lives on.
 
 PORTS: Final = range(9090, 9200)
 _PAUSE_S: Final = 1.0
@@ -196,22 +196,22 @@ Say = Callable[[str], object]
 
 
 def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn:
-    """Serve sessions, at the first free one of some ports, until this process is ended.
+    """Serve sessions at the first free port in a range, until this process is ended.
 
-    The tracker lists this device by its key; `say` receives messages for people. Kernels have $TVM_NUM_THREADS
-    threads, by default one for each usable CPU.
+    The tracker lists this device under `key`; `say` receives messages for the user. Kernels use $TVM_NUM_THREADS
+    threads; by default, one per usable CPU.
 
     Raises:
         EnvironmentProblem: when the tracker cannot be reached, or no port is free.
     """
-    # sessions are forked from this process
+    # Sessions are forked from this process, so it must not load PyTorch.
     with without_torch():
         from tvm.rpc.server import PopenRPCServerState
 
     Tracker(tracker).list_devices()
     _load_backends(say)
     os.environ.setdefault(VARIABLE, str(count_usable_cpus()))
-    # the thread that listens would survive an interrupt; a session must not survive this process
+    # Python's handler would leave the listening thread running. Sessions must end with this process, too.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.register_at_fork(after_in_child=end_with_parent)
     threading.excepthook = lambda end: say(f"a session failed: {end.exc_value}")
@@ -229,13 +229,13 @@ def serve_device(tracker: str, key: str, host: str, ports: range, say: Say) -> N
         say(f"serving '{key}' at {host}:{server.port} for the tracker at {tracker}")
         server.thread.join()
         server.sock.close()
-        # a session changes the current folder, and one that failed does not change back
+        # A session changes the current folder, and does not change back if it fails.
         os.chdir(folder)
         time.sleep(_PAUSE_S)
 
 
 def _load_backends(say: Say) -> None:
-    """Load the runtime of every backend whose device this machine has; sessions are forks of it."""
+    """Load the runtime of every backend whose device this machine has; sessions are forked afterwards."""
     for backend in BACKENDS.values():
         if backend.has_device():
             try:

@@ -1,4 +1,4 @@
-"""TVM's description of a target; only this module reads its fields."""
+"""TVM's description of a target; no other module reads its fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TvmTarget = Mapping[str, Json]
 """A target as `tvm.target.Target` takes it: `kind`, and `mtriple`, `mcpu`, `mattr`, `num-cores`, `arch`, `host`."""
 
 _THREADS = "num-cores"
-"""The field of TVM's target with the number of threads for parallel loops of a search."""
+"""The field of TVM's target with the number of threads that parallel loops of a search use."""
 
 
 def make_target(mapping: TvmTarget) -> tvm_module.target.Target:
@@ -25,13 +25,13 @@ def make_target(mapping: TvmTarget) -> tvm_module.target.Target:
 
 
 def split_threads(tvm: TvmTarget) -> tuple[dict[str, Json], int | None]:
-    """Return a target without its number of threads, and the number where it has one."""
+    """Return a target without its number of threads, and this number (None if it has none)."""
     rest = {name: value for name, value in tvm.items() if name != _THREADS}
     return rest, int(tvm[_THREADS]) if _THREADS in tvm else None
 
 
 def with_threads(tvm: TvmTarget, threads: int | None) -> dict[str, Json]:
-    """Return the target of a search whose candidates run with this many threads, if that matters."""
+    """Return the target for a search whose candidates run with this many threads (None: as it is)."""
     return dict(tvm) if threads is None else {**tvm, _THREADS: threads}
 
 
@@ -41,7 +41,7 @@ def target_kind(tvm: TvmTarget) -> str:
 
 
 def target_words(tvm: TvmTarget) -> list[str]:
-    """Return the kind, triple, CPU and architecture of a target, as far as it names them."""
+    """Return a target's kind, triple, CPU and architecture, as far as it names them."""
     return [str(tvm[field]) for field in ("kind", "mtriple", "mcpu", "arch") if field in tvm]
 
 
@@ -52,10 +52,10 @@ def cpu_target(tvm: TvmTarget) -> TvmTarget:
 
 
 def cpu_triple(tvm: TvmTarget) -> str:
-    """Return the LLVM triple of the CPU, or an empty string where the target names none."""
+    """Return the CPU's LLVM triple; empty if the target names none."""
     return str(cpu_target(tvm).get("mtriple", ""))
 
 
 def gpu_arch(tvm: TvmTarget) -> str:
-    """Return the GPU's architecture, such as `sm_90`, or an empty string where the target names none."""
+    """Return the GPU's architecture, such as `sm_90`; empty if the target names none."""
     return str(tvm.get("arch", ""))

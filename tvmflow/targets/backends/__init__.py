@@ -1,7 +1,7 @@
-"""Backends: the kinds of code that tvmflow builds, measures and loads, with their traits.
+"""Backends: the kinds of code that tvmflow builds, measures and loads, and their properties.
 
 May import the rest of targets, store and core. To add a backend, write a module with a subclass of
-`backend.Backend`, and name that here.
+`backend.Backend`, and list it here.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def is_supported(kind: str) -> bool:
 
 
 def backend_for(tvm: TvmTarget) -> Backend:
-    """Return the backend of a target; that of CPUs for kinds without one (`c`)."""
+    """Return the backend of a target; the CPU backend for a kind that has none (`c`)."""
     return BACKENDS.get(target_kind(tvm), BACKENDS[CpuBackend.KIND])
 
 
 def has_host_kernels(tvm: TvmTarget) -> bool:
-    """Return whether kernels for the CPU run between those of a target's device, in one library."""
+    """Return whether a library also contains CPU kernels that run between its device's kernels."""
     backend = backend_for(tvm)
     return bool(backend.EXECUTOR and backend.no_tvm_runtime_reason(tvm))

@@ -1,7 +1,7 @@
-"""Probes of OpenCL's and NVIDIA's drivers for the first device.
+"""Probes of the OpenCL and NVIDIA drivers for the first device.
 
-Also run as a program, by its path and with the standard library only, in a process of its own: one in which a
-driver was started must not be forked.
+This file is also run as a program, by its path and with only the standard library. A process that has started a
+driver must not be forked, so the probes need a process of their own.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ OPENCL_LIBRARY = {
     "darwin": "/System/Library/Frameworks/OpenCL.framework/OpenCL",
     "win32": "OpenCL.dll",
 }.get(sys.platform, "libOpenCL.so.1")
-# GPUs, accelerators and CPUs, in the order of opencl.c
+# CL_DEVICE_TYPE_GPU, _ACCELERATOR and _CPU, in the same order as in opencl.c.
 _TYPES = (1 << 2, 1 << 3, 1 << 1)
 # CL_DEVICE_NAME, CL_DEVICE_MAX_WORK_GROUP_SIZE and CL_DEVICE_LOCAL_MEM_SIZE in cl.h
 _NAME = 0x102B
@@ -23,9 +23,9 @@ _MOST = 16
 
 
 def probe_opencl() -> tuple[int, str, int, int]:
-    """Return how many platforms there are, and name, threads and shared bytes of the first device.
+    """Return the number of platforms, and the first device's name, threads and shared bytes.
 
-    The driver is started in this process, which must not be forked afterwards; OSError without OpenCL.
+    This starts the driver, so the process must not be forked afterwards; OSError without OpenCL.
     """
     library = ctypes.CDLL(OPENCL_LIBRARY)
     platforms, devices = (ctypes.c_void_p * _MOST)(), (ctypes.c_void_p * _MOST)()
@@ -61,7 +61,7 @@ NO_DEVICE = 100
 def probe_cuda() -> tuple[int, int, str, int, int]:
     """Return CUDA's error code, the driver's version, and the first GPU's name and compute capability.
 
-    The driver is started in this process, which must not be forked afterwards; OSError without a driver.
+    This starts the driver, so the process must not be forked afterwards; OSError without a driver.
     """
     driver = ctypes.CDLL(CUDA_DRIVER)
     version, count, device, major, minor = (ctypes.c_int() for _ in range(5))
@@ -84,16 +84,16 @@ _PROBES = {"cuda": (CUDA_DRIVER, probe_cuda), "opencl": (OPENCL_LIBRARY, probe_o
 
 
 def probe_in_process(kind: str, timeout_s: float) -> list[Any] | None:
-    """Return the answer of a probe, `cuda` or `opencl`, in its own process; None without a driver.
+    """Run the probe `cuda` or `opencl` in another process; return its answer, or None without a driver.
 
     Raises:
         OSError: The probe fails, or does not end in time.
     """
-    # planning for a machine without a device does without it
+    # Planning on a machine without a device does not need this import.
     import subprocess
 
     try:
-        # loaded, not started
+        # Loading the library does not start the driver.
         ctypes.CDLL(_PROBES[kind][0])
     except OSError:
         return None

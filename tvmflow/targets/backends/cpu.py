@@ -1,4 +1,4 @@
-"""The backend of CPUs: code by LLVM that runs in the process that loads it."""
+"""The CPU backend: LLVM code that runs in the process that loads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind
 
-# Kinds of TVM's whose code needs a device that tvmflow does not know.
+# TVM's target kinds whose code needs a device without a backend here.
 _UNSUPPORTED_KINDS: Final = frozenset({"hexagon", "metal", "nvptx", "rocm", "vulkan"})
 _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "x86_64": ("x86",),
@@ -24,7 +24,7 @@ _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class CpuBackend(Backend):
-    """CPUs: LLVM checks targets, and there is no device."""
+    """CPUs: LLVM checks the targets, and there is no separate device."""
 
     KIND = "llvm"
     DEVICE = "cpu"
@@ -33,7 +33,7 @@ class CpuBackend(Backend):
     RUNS_ON_HOST_CPU = True
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-        """Return this machine's CPU where it has the target's architecture."""
+        """Return this machine's CPU if it has the target's architecture."""
         if target_kind(tvm) == self.KIND and _arch(tvm, host.arch) == host.arch:
             return {"kind": self.DEVICE, "class": host.model}
         return {"kind": target_kind(tvm)}
@@ -43,21 +43,21 @@ class CpuBackend(Backend):
         return True
 
     def unbuildable_reason(self, tvm: TvmTarget) -> str:
-        """Return that TVM's kind is not a CPU's, or an empty string."""
+        """Return the problem that TVM's kind is not a CPU; otherwise an empty string."""
         kind = target_kind(tvm)
         if kind in _UNSUPPORTED_KINDS:
             return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"
         return ""
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
-        """Return why code of this kind runs nowhere, or an empty string: the CPU is known to fit."""
+        """Return the problem that no CPU runs code of this kind; otherwise an empty string."""
         kind = target_kind(tvm)
         if kind == self.KIND:
             return ""
         return f"its kind is {kind}, and this machine runs libraries for CPUs, NVIDIA GPUs and OpenCL only"
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why the CPU converts float16 one element at a time."""
+        """Return why the CPU would convert float16 one element at a time."""
         is_cpu = target_kind(tvm) == self.KIND
         return cpu_features.slow_float16_reason(_arch(tvm), features) if is_cpu else ""
 
@@ -70,7 +70,7 @@ class CpuBackend(Backend):
         return cpu_features.no_bfloat16_reason(_arch(tvm), features)
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
-        """Return the modules with the intrinsics of the CPU's architecture."""
+        """Return the modules with intrinsics for the CPU's architecture."""
         return _INTRINSICS.get(_arch(tvm, os.uname().machine), ())
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
@@ -78,7 +78,7 @@ class CpuBackend(Backend):
         return ""
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return nothing: there is no device."""
+        """Return nothing: a CPU has no separate device code."""
         return b""
 
 

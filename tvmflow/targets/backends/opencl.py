@@ -1,4 +1,4 @@
-"""The backend of GPUs, and other devices, that OpenCL's drivers run: kernels as OpenCL C."""
+"""The backend of GPUs and other devices with an OpenCL driver: kernels are OpenCL C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 
 _LEAST_THREADS: Final = 16
-# Frequent expressions in TVM's code -> macros.
+# Expressions that are frequent in TVM's code -> macros that shorten them.
 _MACROS: Final[Mapping[str, str]] = {
     f"(convert_int(get_{kind}_id({axis})))": f"tf_{kind}{axis}"
     for kind in ("group", "local")
@@ -22,7 +22,7 @@ _MACROS: Final[Mapping[str, str]] = {
 
 
 class OpenclBackend(Backend):
-    """OpenCL: TVM's runtime has none, so that libraries have a runtime of their own."""
+    """OpenCL: TVM's wheel has no runtime for it, so libraries have a runtime of their own."""
 
     KIND = "opencl"
     DEVICE = "opencl"
@@ -34,7 +34,7 @@ class OpenclBackend(Backend):
     INTRINSICS = ("cuda",)
     NO_BFLOAT16 = "OpenCL has float16 alone (precision: mixed)"
     NO_RPC = "libraries for OpenCL have a runtime of their own"
-    # OpenCL's minimum for a GPU of 2012
+    # The limits that OpenCL guaranteed for a GPU of 2012.
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_threads_per_block": 256,
         "max_shared_memory_per_block": 32768,
@@ -42,7 +42,7 @@ class OpenclBackend(Backend):
     }
 
     def target_problem(self, tvm: TvmTarget) -> str:
-        """Return whether the host is missing, or a limit makes no sense."""
+        """Return the problem that the host is missing or a limit is invalid, if there is one."""
         if problem := find_host_problem(tvm):
             return problem
         for limit in self.LIMITS:
@@ -54,23 +54,23 @@ class OpenclBackend(Backend):
         return ""
 
     def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
-        """Return the target with the limits of a block of threads."""
+        """Return the target with the limits of its thread blocks."""
         completed = super().complete_target(tvm)
-        # schedules ask for this one
+        # Schedules read this limit.
         completed.setdefault("max_num_threads", completed["max_threads_per_block"])
         return completed
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-        """Return a device: this machine's first one, where it runs the code."""
+        """Return a device; with `runs_here`, this machine's first one."""
         found = detect_device() if runs_here else None
         return {"kind": self.DEVICE, "class": found.name} if found else {"kind": self.DEVICE}
 
     def has_device(self) -> bool:
-        """Return whether this machine has a device with a driver for OpenCL."""
+        """Return whether this machine has a device with an OpenCL driver."""
         return bool(detect_device().name)
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
-        """Return why this machine's first device, if it has one, does not run the code."""
+        """Return why this machine cannot run the code: it has no device, or its first device cannot."""
         found = _start_device() if in_this_process else detect_device()
         if found.reason:
             return found.reason
@@ -84,7 +84,7 @@ class OpenclBackend(Backend):
         return ""
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return TVM's OpenCL C, without indentation and with macros for the indices of a thread."""
+        """Return TVM's OpenCL C without indentation, with macros for thread indices."""
         source = super().generate_device_code(mod, target).decode()
         for text, macro in _MACROS.items():
             source = source.replace(text, macro)
@@ -97,7 +97,7 @@ class OpenclBackend(Backend):
 
 
 class Detection(NamedTuple):
-    """This machine's first device by OpenCL, or the reason why there is none that can be used."""
+    """This machine's first OpenCL device, or the reason why none can be used."""
 
     name: str = ""
     threads: int = 0
@@ -111,7 +111,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 @functools.cache
 def detect_device() -> Detection:
-    """Return this machine's first device, as another process learns it from the driver."""
+    """Return this machine's first device; another process asks the driver."""
     try:
         answer = probe_in_process(OpenclBackend.KIND, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)
@@ -121,7 +121,7 @@ def detect_device() -> Detection:
 
 @functools.cache
 def _start_device() -> Detection:
-    """Return this machine's first device, whose driver is started in this process."""
+    """Return this machine's first device; this starts its driver in this process."""
     try:
         return _parse(*probe_opencl())
     except OSError:

@@ -1,4 +1,4 @@
-"""The backend of WebGPU: WGSL for a browser's GPU, beside WebAssembly for browsers without WebGPU."""
+"""The WebGPU backend: WGSL for a browser's GPU, beside WebAssembly for browsers without WebGPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BROWSERS_ALONE: Final = "browsers alone run code for WebGPU"
 
 
 class WebgpuBackend(Backend):
-    """WebGPU, whose kind is also the name of the code for the GPU after that of the target."""
+    """WebGPU; its kind is also the last part of the name of a target's GPU code."""
 
     KIND = "webgpu"
     DEVICE = "webgpu"
@@ -26,14 +26,14 @@ class WebgpuBackend(Backend):
     NO_FLOAT16 = "float16 is optional in WebGPU"
     NO_BFLOAT16 = "WGSL has no bfloat16"
     NO_RPC = _BROWSERS_ALONE
-    # limits of every implementation: https://www.w3.org/TR/webgpu/#limits
+    # Limits that every implementation supports: https://www.w3.org/TR/webgpu/#limits
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_num_threads": 256,
         "max_shared_memory_per_block": 16384,
     }
 
     def target_problem(self, tvm: TvmTarget) -> str:
-        """Return whether the code of browsers without WebGPU is missing."""
+        """Return the problem that there is no code for browsers without WebGPU, if it is missing."""
         host = tvm.get("host")
         triple = cpu_triple(host) if isinstance(host, dict) else ""
         if not triple or parse_triple(triple).system != "wasi":
@@ -41,7 +41,7 @@ class WebgpuBackend(Backend):
         return ""
 
     def has_device(self) -> bool:
-        """Return False: browsers have it, not this process."""
+        """Return False: only browsers have such a device."""
         return False
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
@@ -50,7 +50,7 @@ class WebgpuBackend(Backend):
 
 
 def refuse(reason: str) -> StageError:
-    """Return the error of a model that needs something that WebGPU does not have."""
+    """Return the error for a model that needs something that WebGPU lacks."""
     return StageError(
         f"this model cannot run by WebGPU: {reason}",
         fix="name the preset wasm32-wasi in place of browser: the package then has WebAssembly alone",

@@ -1,8 +1,8 @@
-"""Plain C libraries: their runtime and headers, besides the kernels and constants of a model.
+"""Plain C libraries: the runtime and headers around the kernels and constants of a model.
 
-`compiler.c_program` compiles those, and writes the C code that calls the kernels. Here this becomes one file of C
-with the runtime (contexts, threads, checks) and the descriptions of inputs and outputs, which `ziglang` compiles for
-the target's system. Nothing here needs TVM. A compiler or a linker that fails is a StageError with its message.
+`compiler.c_program` compiles the kernels and constants, and writes the C code that calls them. This package adds the
+runtime (contexts, threads, checks) and the descriptions of inputs and outputs. `ziglang` compiles the resulting C
+file for the target's system. TVM is not needed here. If a compiler or linker fails, StageError has its message.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tvmflow.targets.linking.zig import Interface
 from tvmflow.targets.platforms import parse_triple
 
 PROGRAM: Final = "program.c"
-"""The C code of a model, which calls its kernels."""
+"""The model's C code, which calls its kernels."""
 CONSTANTS: Final = "constants.o"
-"""The object file with its weights."""
+"""The object file with the weights."""
 DEVICE_CODE: Final = "device_code.o"
-"""The object file with the code of a device, for its driver."""
+"""The object file with the device's code, for its driver."""
 SOURCE: Final = "model.c"
-"""The file that includes all others."""
+"""The C file that includes all others."""
 
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
@@ -47,18 +47,18 @@ _COPIED: Final = (
     *("android.h", "append.c", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
     *("states.c", "threads_windows.h", "weights.c"),
 )
-# System -> code of shared libraries that programs have from Microsoft's C library, or from Android's compiler.
+# System -> code for shared libraries; programs get the same from Microsoft's C library or Android's compiler.
 _ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
-# A link to the shared library that was linked from the objects in a folder.
+# A link to the shared library that the objects in a folder were linked to.
 _LINKED: Final = "linked"
-# The dispatch among ISA levels.
+# Dispatches calls to an ISA level.
 _LEVELS: Final = "levels.c"
 _JAVA: Final = "java.c"
-# The parts of the header for dimensions and for a device: about statuses, then about functions.
+# Parts of the header, for libraries with dimensions and with a device.
 _DIMENSIONS: Final = "dimensions.h"
 _DEVICE: Final = "device_functions.h"
-# The parts of the loader for dimensions.
+# Parts of the JavaScript loader, for libraries with dimensions.
 _DIMENSIONS_LOADER: Final = "dimensions.js"
 _LOADER_PARTS: Final = ("dimensions_title", "dimensions_read", "dimensions_methods")
 _SEPARATOR: Final = "//----\n"
@@ -74,7 +74,7 @@ SOURCES: Final = tuple(
 
 
 def list_sources(has_isa_levels: bool, executor: str = "") -> tuple[Path, ...]:
-    """Return the sources of a library in this package, with those for ISA levels and a device."""
+    """Return the C sources in this package that a library needs, optionally for ISA levels and a device."""
     names = [*_list_optional_sources(has_isa_levels, executor), *([_DEVICE] if executor else [])]
     return (*SOURCES, *(_FOLDER / name for name in names))
 
@@ -84,7 +84,7 @@ def _list_optional_sources(has_isa_levels: bool, executor: str) -> list[str]:
     return [*levels, *_DEVICE_SOURCES, executor] if executor else levels
 
 
-# System -> the architectures that there is a C library for.
+# System -> the architectures with C libraries.
 _ARCHS: Final[Mapping[str, Collection[str]]] = {
     **{system: LINKERS[system].ARCHS for system in ("linux", "macos", "windows")},
     "android": ("aarch64", "armv7", "x86_64"),
@@ -92,14 +92,14 @@ _ARCHS: Final[Mapping[str, Collection[str]]] = {
     "ios": ("aarch64",),
     "none": tuple(MICROCONTROLLERS),
 }
-# Systems without threads, and without files in memory.
+# Systems without threads and without memory-mapped files.
 _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
-# More CPUs than this are not worth the threads for one call; a program may ask for more.
+# For a single call, more threads than this do not pay off; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
-# The memory of a context on a microcontroller, besides its tensors; the runtime checks it.
+# The bytes of a context on a microcontroller, besides its tensors; the runtime checks that they suffice.
 _CONTEXT_BYTES: Final = 512
-# The memory of each value that depends on dynamic sizes, with padding.
+# The bytes, with padding, of each value that depends on dynamic sizes.
 _VALUE_BYTES: Final = 64
 _MEMORY: Final = """
 /* The memory that a context takes: `allocate` is asked for it once, with an alignment of at most 128. There is no heap:
@@ -111,7 +111,7 @@ _MEMORY: Final = """
  */
 #define %(NAME)s_MEMORY_BYTES %(bytes)s
 """
-# Linux keeps this many bytes of a thread's name.
+# Linux truncates a thread's name to this many bytes.
 _MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
@@ -123,7 +123,7 @@ _DIMENSION_FUNCTIONS: Final = (
     *("input_shape", "input_bytes", "output_bytes"),
 )
 _DEVICE_FUNCTIONS: Final = ("create_on", "device_error", "use_device_memory", "enqueue", "wait")
-# Executor -> the members of a device that are the driver's own.
+# Executor -> the fields of the device struct that are specific to its driver.
 _MEMBERS: Final[Mapping[str, str]] = {
     "opencl.c": """\
   void *context; /* a cl_context, which the library retains */
@@ -137,19 +137,19 @@ _MEMBERS: Final[Mapping[str, str]] = {
   void *queue;   /* a CUstream that all is done on; NULL for one of the library's own */
 """,
 }
-# Executor -> the type of a program's memory on the device.
+# Executor -> the type of the device memory that a program may pass.
 _DEVICE_MEMORY: Final[Mapping[str, str]] = {
     "opencl.c": "a cl_mem of the context that create_on was given",
     "cuda.c": "a CUdeviceptr",
 }
-# The native methods of a class of Java.
+# The native methods of the Java class.
 _JAVA_METHODS: Final = (
     *("create", "destroy", "compute", "shapeOf", "choose", "message", "missingFeature"),
 )
 
 
 class JavaClass(NamedTuple):
-    """A class of Java that calls a library; package and name are letters, digits and dots alone."""
+    """A Java class that calls a library; package and name consist of letters, digits and dots."""
 
     package: str
     name: str
@@ -161,10 +161,10 @@ class JavaClass(NamedTuple):
 
 
 class DescribedModel(NamedTuple):
-    """A model as a C library describes it, with the CPU features and the ISA levels of its kernels.
+    """A model as a C library describes it, with the CPU features and ISA levels of its kernels.
 
-    `weights_head` is the head of the weights file, empty for weights in the library. The file `executor` launches
-    kernels on a device.
+    `weights_head` is the head of the weights file; empty if the weights are in the library. `executor` is the file that
+    launches kernels on a device.
     """
 
     name: str
@@ -176,22 +176,22 @@ class DescribedModel(NamedTuple):
     executor: str = ""
 
     def at_level(self, level: IsaLevelCode) -> DescribedModel:
-        """Return the library of one level inside this one, which the CPU is known to have."""
+        """Return the inner library of one ISA level; it need not check the CPU's features."""
         return self._replace(name=f"{self.name}-{level.name}", features=(), levels=())
 
     @property
     def prefix(self) -> str:
-        """The beginning of all names in C, without the underscore after it."""
+        """The prefix of all C names, without the underscore after it."""
         return identifier(self.name)
 
     @property
     def dimensions(self) -> list[Dimension]:
-        """The sizes that each call chooses, in their order in C."""
+        """The dimensions that a caller sets, in their order in C."""
         return sorted(Dimension.list_of(self.signature), key=lambda dimension: dimension.name)
 
     @property
     def has_states(self) -> bool:
-        """True if contexts hold states: not with ISA levels, on a device, or without a heap."""
+        """True if contexts hold states, which is impossible with ISA levels, on a device, or without a heap."""
         is_plain = not self.levels and not self.executor
         return bool(self.signature.get("states")) and is_plain and self.system != "none"
 
@@ -202,12 +202,12 @@ class DescribedModel(NamedTuple):
 
     @property
     def maps_files(self) -> bool:
-        """True where programs can map a file into memory."""
+        """True if programs on this system can memory-map a file."""
         return self.system not in _SERIAL
 
 
 def symbol_prefix(name: str) -> str:
-    """Return the prefix of the symbols of a model in libraries for C and C++.
+    """Return the prefix of a model's symbols in C and C++ libraries.
 
     >>> symbol_prefix("res-net")
     'res_net_'
@@ -216,7 +216,7 @@ def symbol_prefix(name: str) -> str:
 
 
 def unsupported_reason(triple: str) -> str:
-    """Return why there is no C library for a system, or an empty string."""
+    """Return why a C library cannot be built for a system; otherwise an empty string."""
     platform = parse_triple(triple)
     if platform.system == "linux" and not platform.libc.startswith(_LIBCS):
         return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
@@ -229,9 +229,9 @@ def unsupported_reason(triple: str) -> str:
 
 
 class LibraryFiles(NamedTuple):
-    """The file names of a C library by its system's conventions, empty for files that it lacks.
+    """The file names of a C library by its system's conventions; empty for files that it does not have.
 
-    Programs for Windows are linked with the import library to use a DLL; the loader is JavaScript for WebAssembly.
+    On Windows, programs link with the import library to use a DLL. The loader is JavaScript, for WebAssembly.
     """
 
     header: str
@@ -270,17 +270,17 @@ def link(
     java: JavaClass | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Compile the C code of a model, and write those files of a library that are not None.
+    """Compile a model's C code, and write the files of a library whose paths are not None.
 
     Args:
         model: The model.
-        compiled: The files of `compiler.c_program` or, for several levels, `isa_levels.join_constants`, by name.
-        shared: The shared library, which is a static one on a system without shared ones.
+        compiled: The files from `compiler.c_program`, or for ISA levels from `isa_levels.join_constants`, by name.
+        shared: The shared library; on a system without shared libraries, a static one.
         static: The static library.
         header: The header.
         import_library: The import library of a DLL.
-        java: The class of Java that calls the shared library.
-        folder: Where C code and objects stay, for further libraries of the same model; None to remove them.
+        java: The Java class that calls the shared library.
+        folder: Where C code and objects are kept for further libraries of the same model; None to remove them.
     """
     with contextlib.ExitStack() as stack:
         if folder is None:
@@ -319,7 +319,7 @@ def link(
 
 
 def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> list[Path]:
-    """Return the objects of the C code of a model, compiled in a folder unless it has them."""
+    """Compile a model's C code in a folder, unless it has the objects already; return the objects."""
     names = ["model.o", *(f"{level.name}/{level.file('o')}" for level in model.levels)]
     objects = [folder / name for name in names]
     if not all(path.exists() for path in objects):
@@ -330,7 +330,7 @@ def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: P
 
 
 def _compile_additions(triple: str, folder: Path) -> list[Path]:
-    """Return the objects of a shared library that a static one gets from its program."""
+    """Return the objects that only a shared library needs: a program provides them to a static one."""
     source = _ADDITIONS.get(parse_triple(triple).system)
     if source is None:
         return []
@@ -354,7 +354,7 @@ def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
 
 
 def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> None:
-    """Write the C code of a library; `SOURCE` includes all of it but that of ISA levels."""
+    """Write a library's C code; `SOURCE` includes all files except those of ISA levels."""
     for file in (*_COPIED, *_list_optional_sources(bool(model.levels), model.executor)):
         shutil.copyfile(_FOLDER / file, folder / file)
     for level in model.levels:
@@ -374,7 +374,7 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
 
 
 def compile_isa_levels(model: DescribedModel, folder: Path) -> list[Path]:
-    """Compile the C code of each level in the folder of `write_sources`, and return the objects."""
+    """Compile each ISA level's C code in the folder of `write_sources`; return the objects."""
     for level in model.levels:
         compile_c(folder / level.name, SOURCE, level.file("o"), model.triple)
     return [folder / level.name / level.file("o") for level in model.levels]
@@ -436,7 +436,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
 
 
 def write_loader(model: DescribedModel, file: str = "") -> str:
-    """Return the module of JavaScript that loads the library for WebAssembly."""
+    """Return the JavaScript module that loads the WebAssembly library."""
     files = LibraryFiles.of(model.name, model.triple)
     values = {
         "name": model.prefix,
@@ -455,7 +455,7 @@ def write_loader(model: DescribedModel, file: str = "") -> str:
 
 
 def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
-    """Return macros with the number of inputs, outputs or dimensions, and the index of each unique name."""
+    """Return macros: the number of inputs, outputs or dimensions, and the index of each unique name."""
     words = [identifier(f"_{entry}").upper() for entry in entries]
     return [
         f"#define {name}_{kind.upper()} {len(entries)}",
@@ -468,7 +468,7 @@ def _write_places(name: str, kind: str, entries: Sequence[str]) -> list[str]:
 
 
 def _write_memory(model: DescribedModel, program: str) -> str:
-    """Return the macro with the memory of a context, which programs on microcontrollers allocate."""
+    """Return the macro with the bytes of a context, which programs on microcontrollers allocate."""
     if model.system != "none":
         return ""
     planned = re.findall(
@@ -488,7 +488,7 @@ def _context_bytes(model: DescribedModel) -> int:
 
 
 def _write_model(model: DescribedModel) -> str:
-    """Return the C code of the library: the description of its model, then the program and the runtime."""
+    """Return the library's C code: the description of the model, then the program and the runtime."""
     name, head, dimensions = model.prefix, model.weights_head, model.dimensions
     text = f"a dimension has a size that it cannot have: {ranges_text(dimensions)}"
     ranges = [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
@@ -523,7 +523,7 @@ def _write_model(model: DescribedModel) -> str:
 
 
 def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
-    """Yield the message for each input and output that a caller gives another size."""
+    """Yield for each input and output the error message if a caller passes another size."""
     for word, direction in (("input", "inputs"), ("output", "outputs")):
         for tensor in signature[direction]:
             spec = TensorSpec.from_json(tensor)
@@ -554,13 +554,13 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
-    """Return the sizes of a tensor in C: -1 for dynamic ones."""
+    """Return the sizes of a tensor in C; a dynamic size is -1."""
     sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
     return [str(size) if isinstance(size, int) else "-1" for size in sizes]
 
 
 def write_tensor_comment(signature: Mapping[str, Json]) -> str:
-    """Return the lines of a comment in C that describe the inputs and outputs."""
+    """Return the lines of a C comment that describes the inputs and outputs."""
     return "\n".join(f" * {comment(line)}" for line in describe_tensors(signature))
 
 

@@ -1,6 +1,6 @@
-"""Multi-ISA libraries: shared weights, and their C code.
+"""Multi-ISA libraries: weights shared by all levels, and the C code of the dispatch.
 
-Each ISA level is a C library inside, with its own names; `levels.c` dispatches calls to one.
+Each ISA level is an inner C library with its own symbol names; `levels.c` dispatches calls to one of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tvmflow.targets.linking import ALIGNMENT, find_data, padded, write_data
 from tvmflow.targets.platforms import parse_triple
 
 PLACES: Final = "constants.json"
-"""The file with size and digest of each constant of a level, in the order of the object."""
+"""The file that lists size and digest of each constant of a level, in the order of the object file."""
 
-# Systems whose programs read environment variables by `getenv`.
+# Systems whose programs can read environment variables with `getenv`.
 _WITH_ENVIRONMENT: Final = ("linux", "android", "macos")
 
 
@@ -34,7 +34,7 @@ class IsaLevelCode(NamedTuple):
     features: tuple[str, ...]
 
     def file(self, name: str) -> str:
-        """Return the name of a file of the level among those of all levels."""
+        """Return the name of one level's file among the files of all levels."""
         return f"{self.name}.{name}"
 
 
@@ -42,16 +42,16 @@ class IsaLevelCode(NamedTuple):
 
 
 def constant_place(index: int) -> str:
-    """Return the macro with the position of a constant of a level."""
+    """Return the name of the macro with the offset of a level's constant."""
     return f"TF_CONSTANT{index}"
 
 
 def join_constants(
     files: Mapping[str, Mapping[str, Path]], program: str, constants: str, folder: Path
 ) -> dict[str, Path]:
-    """Write the constants of all levels, without duplicates, and their positions in each level's program.
+    """Write the constants of all levels without duplicates, and their offsets in each level's program.
 
-    Return all files of the library; the names of one level's files begin with the level's name.
+    Returns all files of the library; the names of a level's files begin with the level's name.
     """
     pieces: dict[str, tuple[Path, int, int]] = {}
     digests: dict[str, list[str]] = {}
@@ -59,7 +59,7 @@ def join_constants(
         begin, _ = find_data(compiled[constants])
         digests[level] = []
         for size, digest in json.loads(compiled[PLACES].read_text()):
-            # levels may differ in the zeros at the end
+            # The same constant may have another number of trailing zeros in another level: the longest is kept.
             if digest not in pieces or pieces[digest][2] < size:
                 pieces[digest] = (compiled[constants], begin, size)
             begin += padded(size)
@@ -72,7 +72,7 @@ def join_constants(
         code = IsaLevelCode(level, ())
         for name, path in compiled.items():
             if name not in (program, constants, PLACES):
-                # linkers record the names of objects
+                # Linkers record the names of objects, so the links have fixed names.
                 joined[code.file(name)] = folder / code.file(name)
                 symlink_or_copy(path.resolve(), joined[code.file(name)])
         lines = [f"#define TF_WEIGHTS {symbol}"]
@@ -88,7 +88,7 @@ def join_constants(
 
 
 def _read(pieces: Iterable[tuple[Path, int, int]]) -> Iterator[bytes]:
-    """Yield the content of all constants, each at a multiple of the alignment."""
+    """Yield the content of all constants, each padded to the alignment."""
     for path, begin, size in pieces:
         with path.open("rb") as stream:
             stream.seek(begin)
@@ -116,12 +116,12 @@ DECLARATIONS: Final = """\
 
 
 def variable(prefix: str) -> str:
-    """Return the environment variable that chooses the level of a library."""
+    """Return the environment variable that selects a library's ISA level."""
     return f"{prefix.upper()}_LEVEL"
 
 
 def write_features(features: Iterable[str], triple: str) -> list[str]:
-    """Return lines of C: the features that kernels need, and those of each ISA level."""
+    """Return C lines with the CPU features that kernels need, in all and per ISA level."""
     lines = [f"#define TF_FEATURES {''.join(f'{c_string(name)}, ' for name in features)}"]
     platform = parse_triple(triple)
     known = [name for name, level in LEVELS.items() if level.arch == platform.arch]
@@ -133,7 +133,7 @@ def write_features(features: Iterable[str], triple: str) -> list[str]:
 
 
 def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, triple: str) -> str:
-    """Return the C code of a library that chooses among its levels."""
+    """Return the C code that dispatches to a library's ISA levels."""
     names = names_text([level.name for level in levels])
     message = (
         f"{variable(prefix)} in the environment names no level that this library and this CPU have; "
@@ -167,12 +167,12 @@ def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, tri
 
 
 def describe(levels: Sequence[IsaLevelCode]) -> Json:
-    """Return the levels as a manifest has them."""
+    """Return the levels as JSON for a manifest."""
     return [{"name": level.name, "features": list(level.features)} for level in levels]
 
 
 def read(manifest: Mapping[str, Json]) -> tuple[IsaLevelCode, ...]:
-    """Return the levels of a manifest; none of a library with code for one CPU."""
+    """Return the levels in a manifest; empty for a library without levels."""
     return tuple(
         IsaLevelCode(entry["name"], tuple(entry["features"]))
         for entry in manifest.get("levels", ())

@@ -1,4 +1,4 @@
-"""States of a C library: the table of `states.c`, and the parts of header and loader."""
+"""States of a C library: the table for `states.c`, and the parts of header and loader about states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FUNCTIONS: Final = (
 
 
 def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the definitions that `states.c` reads."""
+    """Return the C definitions that `states.c` needs."""
     states = State.list_of(signature)
     inputs, outputs = (_by_name(signature, direction) for direction in ("inputs", "outputs"))
     contents = list[str]()
@@ -61,7 +61,7 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
 def find_length_dimension(
     signature: Mapping[str, Json], dimensions: Sequence[Dimension]
 ) -> int | None:
-    """Return the index of the dimension that is the length of the growing states; None if none grows."""
+    """Return the index of the dimension with the growing states' length; None if no state grows."""
     length = State.find_length(signature)
     return None if length is None else [entry.name for entry in dimensions].index(length.name)
 
@@ -72,7 +72,7 @@ def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[i
 
 
 def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
-    """Return the blocks of a state, and the bytes of a row of a block, or of all that is replaced."""
+    """Return a state's number of blocks, and the bytes of one row of a block (or of a whole fixed state)."""
     sizes = spec.sizes or spec.shape
     before = [int(size) for size in sizes[: axis or 0]]
     after = tuple(int(size) for size in (sizes if axis is None else sizes[axis + 1 :]))
@@ -80,13 +80,13 @@ def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
 
 
 def _identify(signature: Mapping[str, Json]) -> str:
-    """Return two words of C that identify the states of this model."""
+    """Return two C integers that identify the states of this model."""
     digest = digest_of({name: signature[name] for name in ("states", "inputs", "model")})
     return ", ".join(f"0x{digest[start : start + 16]}u" for start in (0, 16))
 
 
 def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
-    """Return the names of the states, and of the inputs and outputs of a step, by the kind in macros."""
+    """Return the names of the states, and of a step's other inputs and outputs, by kind."""
     states = State.list_of(signature)
     return {
         "states": [state.input for state in states],
@@ -102,7 +102,7 @@ def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
 
 
 def list_step_places(signature: Mapping[str, Json]) -> dict[str, list[int]]:
-    """Return the indices of the tensors of `list_steps` among the inputs or the outputs."""
+    """Return the indices, among the inputs or outputs, of the tensors that `list_steps` names."""
     places: dict[str, list[int]] = {}
     for kind, names in list_steps(signature).items():
         tensors = _by_name(signature, "outputs" if kind == "step_outputs" else "inputs")
@@ -111,7 +111,7 @@ def list_step_places(signature: Mapping[str, Json]) -> dict[str, list[int]]:
 
 
 def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> dict[str, str]:
-    """Return the values of the loader's template in JavaScript."""
+    """Return the values to fill into the JavaScript loader's template."""
     places = list_step_places(signature)
     return {
         "steps": json.dumps([places["step_inputs"], places["step_outputs"]]),
@@ -120,7 +120,7 @@ def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]
 
 
 def header_values(signature: Mapping[str, Json]) -> dict[str, str]:
-    """Return the values of the header's template: a line for each state."""
+    """Return the values to fill into the header's template: a line for each state."""
     lines = []
     tensors = {tensor["name"]: tensor for tensor in signature["inputs"]}
     for state in State.list_of(signature):

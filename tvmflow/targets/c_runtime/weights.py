@@ -1,7 +1,7 @@
-"""The weights file of C libraries without weights, and the lines of a header about it.
+"""The separate weights file of a C library, and the header lines about it.
 
-A library takes only the file that was built with it: both hold the same head. The file is a page with the head,
-then the constants as in a library, so that it can be used where it is mapped.
+A library accepts only the weights file that was built with it: both contain the same head. The file begins with a
+page for the head; then the constants follow as in a library, so that they can be used where the file is mapped.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from tvmflow.targets.linking import find_data
 
 BEGIN: Final = 4096
-"""The place of the constants in the file."""
+"""The offset of the constants in the file."""
 
 _VERSION: Final = 1
-# Magic, version, place of the constants, their bytes, and their SHA-256.
+# Magic, version, offset of the constants, their size in bytes, and their SHA-256.
 _HEAD: Final = struct.Struct("<16sIIQ32s")
 _MAGIC: Final = b"tvmflow weights\n"
 _PIECE: Final = 1 << 20
@@ -51,7 +51,7 @@ _CREATE: Final = " *   int status = %(name)s_create(%(options)s, &context);"
 
 
 def write_weights(constants: Path, output: Path) -> bytes:
-    """Write the weights file from the object file of a library with weights, and return its head."""
+    """Write the weights file from the object file with a library's weights; return its head."""
     begin, size = find_data(constants)
     digest = hashlib.sha256()
     with constants.open("rb") as source, output.open("wb") as target:
@@ -68,7 +68,7 @@ def write_weights(constants: Path, output: Path) -> bytes:
 
 
 def write_code(head: bytes, maps_files: bool) -> list[str]:
-    """Return the lines of C that a library without weights begins with."""
+    """Return the first C lines of a library without weights."""
     _, _, begin, size, _ = _HEAD.unpack(head)
     return [
         f"#define TF_WEIGHTS_HEAD {', '.join(map(str, head))}",
@@ -79,10 +79,10 @@ def write_code(head: bytes, maps_files: bool) -> list[str]:
 
 
 def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> dict[str, str]:
-    """Return the values of the public header's template that depend on where the weights are.
+    """Return the header template's values that depend on where the weights are.
 
-    `values` are the names in the header. The weights are in the library if `head` is empty; `maps_files`: the system
-    maps files.
+    `values` are the names in the header. If `head` is empty, the library contains the weights. `maps_files` says
+    whether the system can memory-map files.
     """
     if not head:
         create = _CREATE % {**values, "options": "NULL"}
@@ -95,7 +95,7 @@ def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> d
     memory = _MEMORY_OPTIONS % {**values, "alternative": "Or t" if maps_files else "T"}
     return {
         "create": create,
-        # the options are others than those of a library with weights
+        # The options differ from those of a library with weights, so the ABI has another version.
         "abi": "0x10001",
         "weights_statuses": _STATUSES % values,
         "required": " and the weights",

@@ -1,9 +1,9 @@
 """Linking: object files become libraries for any platform, with the tools in the `ziglang` wheel.
 
-May import the rest of targets, store and core. A linker runs in a folder of its own with relative
-names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No
-SDK is needed: the libraries of a system are known only by name, and symbols are linked without a
-version, so that no version is too old. A tool that is missing or fails is a StageError with its message.
+May import the rest of targets, store and core. A linker runs in a folder of its own with relative names, and adds no
+build id, time or symbols: so the same objects give the same bytes on every machine. No SDK is needed, because a
+system's libraries are known only by name. Symbols are linked without a version, so that every version of a library
+fits. If a tool is missing or fails, StageError has its message.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 _log = logging.getLogger(__name__)
 
 ALIGNMENT: Final = 64
-"""Every tensor begins at a multiple of this many bytes; TVM's code relies on it."""
+"""Every tensor begins at a multiple of this many bytes, because TVM's code relies on it."""
 
 
 class ObjectFormat(Protocol):
-    """A module in this folder: linking for one object format, and objects that hold only constant data."""
+    """A module here for one object format: links, and writes objects with only constant data."""
 
     @property
     def ARCHS(self) -> Collection[str]:
@@ -54,13 +54,13 @@ class ObjectFormat(Protocol):
     ) -> str:
         """Link objects of a folder into a shared library there, and return the library's name.
 
-        It needs only the system's C library. Without an interface, all symbols are public.
+        The library needs only the system's C library. Without an interface, all symbols are public.
         """
 
     def write_data(
         self, output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]
     ) -> None:
-        """Write an object file with constant data below a symbol of C, for the machine of `code`."""
+        """Write an object file with constant data under a C symbol, for the machine of the object `code`."""
 
     def find_data(self, path: Path) -> tuple[int, int]:
         """Return the offset and the size of the data in an object file that `write_data` wrote."""
@@ -72,12 +72,12 @@ LINKERS: Final[dict[str, ObjectFormat]] = {
     "macos": macho,
     "windows": pe,
 }
-"""The system of a platform -> its linker."""
+"""A platform's system -> its linker."""
 
-# Also the systems for which TVM's runtime is not available as a library.
+# These include systems for which TVM has no runtime library.
 _C_LINKERS: Final[dict[str, ObjectFormat]] = {**LINKERS, "wasi": wasm}
 
-# The first bytes of an object file -> its format. COFF's begins with the machine.
+# The first bytes of an object file -> its format. A COFF file begins with the machine.
 _FORMATS: Final[dict[bytes, ObjectFormat]] = {
     b"\x7fELF": elf,
     b"\xcf\xfa\xed\xfe": macho,
@@ -90,16 +90,16 @@ _C_FLAGS: Final = (
 )
 _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "linux": ("-fPIC",),
-    # thread-local variables are emulated before Android 10
+    # Android before 10 has no thread-local variables, so the compiler emulates them.
     "android": ("-fPIC", "-femulated-tls", "-D__ANDROID__"),
     "ios": ("-fPIC",),
     "macos": ("-fPIC",),
-    # Microsoft's linker has no such function
+    # Microsoft's linker finds no function for the stack probe that GNU's tools call.
     "windows": ("-mno-stack-arg-probe",),
 }
 
-# Architecture of a microcontroller -> its smallest CPU by zig's name, with the FPU that triples in `hf` mean. Older
-# architectures have no instructions for atomics.
+# A microcontroller's architecture -> its smallest CPU in zig, with the FPU that `hf` triples imply. Older
+# architectures have no atomic instructions.
 MICROCONTROLLERS: Final[Mapping[str, str]] = {
     "thumbv7m": "cortex_m3",
     "thumbv7em": "cortex_m4+vfp4d16sp",
@@ -107,7 +107,7 @@ MICROCONTROLLERS: Final[Mapping[str, str]] = {
     "thumbv8.1m.main": "cortex_m55+fp_armv8d16sp",
 }
 
-# C library or system -> the layout of its static libraries, where that is not GNU's.
+# C library or system -> the archive layout of its static libraries, if it is not GNU's.
 _ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin", "ios": "darwin"}
 
 
@@ -150,7 +150,7 @@ def link_c_library(
     interface: Interface,
     import_library: Path | None = None,
 ) -> None:
-    """Link a shared library that exports only some functions."""
+    """Link a shared library that exports only the interface's functions."""
     platform = parse_triple(triple)
     with _scratch_folder(objects, output.parent) as (folder, names):
         linked = _C_LINKERS[platform.system].link(folder, names, platform, interface)
@@ -160,13 +160,13 @@ def link_c_library(
 
 
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
-    """Compile a file of C11 without warnings, to the same object on every machine."""
+    """Compile a C11 file, which must not cause warnings, to the same object on every machine."""
     command = (*_c_compiler(triple), "-Werror", "-c", source, "-o", output)
     run_zig(folder, *command, action="compiling C")
 
 
 def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
-    """Return LLVM's IR of a user's file of C11, as text and before any optimization."""
+    """Compile a user's C11 file to LLVM IR as text, without optimization."""
     output = "kernel.ll"
     unoptimized = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes")
     done = call_zig(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
@@ -184,13 +184,13 @@ def _c_compiler(triple: str) -> list[str]:
     if platform.system == "none":
         flags += [f"-mcpu={MICROCONTROLLERS[platform.arch]}", "-ffreestanding"]
     if platform.system == "ios":
-        # Apple's systems share their headers
+        # All of Apple's systems use the same headers.
         flags += ["-isystem", str(library_folder() / "libc" / "include" / "any-darwin-any")]
     return ["cc", "-target", zig_target(triple), *flags]
 
 
 def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
-    """Link an executable for a Linux that needs nothing of it but the kernel."""
+    """Link a static executable for Linux, which needs only the kernel."""
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         folder = Path(scratch)
         for name, path in files.items():
@@ -200,7 +200,7 @@ def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
 
 
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
-    """Link objects that TVM compiled (a model or a kernel) for a target."""
+    """Link the objects that TVM compiled for a target, from a model or a kernel."""
 
     def link(linked: str, objects: list[str], **_: Any) -> None:
         link_shared([Path(path) for path in objects], Path(linked), cpu_triple(tvm))
@@ -209,23 +209,23 @@ def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
 
 
 def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
-    """Put object files into a static library, with an index of their symbols."""
+    """Archive object files as a static library with a symbol index."""
     platform = parse_triple(triple)
     layout = _ARCHIVE_LAYOUTS.get(platform.libc) or _ARCHIVE_LAYOUTS.get(platform.system, "gnu")
     with _scratch_folder(objects, output.parent) as (folder, names):
-        # D: without times and owners, c: without a message that the archive is new
+        # D: no times and owners; c: no message about a new archive.
         command = ("ar", f"--format={layout}", "Dcr", "archive", *names)
         run_zig(folder, *command, action="archiving a static library")
         shutil.move(folder / "archive", output)
 
 
 def link_stub(output: Path, symbols: Sequence[str]) -> None:
-    """Link an empty library for this machine: it can be loaded, and its symbols must not be called.
+    """Link an empty library for this machine: it can be loaded, but its symbols must not be called.
 
     Its file name becomes its soname.
 
     Raises:
-        StageError: when this machine is not a Linux that the linker knows.
+        StageError: when this machine is not a Linux that the linker supports.
     """
     host = read_host()
     if host.system != "linux" or host.arch not in elf.ARCHS:
@@ -249,7 +249,7 @@ def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Pat
 
 
 def padded(size: int, alignment: int = ALIGNMENT) -> int:
-    """Return the bytes that a tensor of this many bytes takes, with padding up to the next one."""
+    """Return a tensor's size in bytes, rounded up to the alignment of the next tensor."""
     return -(-size // alignment) * alignment
 
 

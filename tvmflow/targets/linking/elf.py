@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from tvmflow.targets.linking.zig import Interface, library_folder, run_zig
 from tvmflow.targets.platforms import Platform
 
-# Architecture -> the linker's name of the object format.
+# Architecture -> the linker's name for its object format (emulation).
 _EMULATIONS: Final[Mapping[str, str]] = {
     "x86_64": "elf_x86_64",
     "i386": "elf_i386",
@@ -20,23 +20,23 @@ _EMULATIONS: Final[Mapping[str, str]] = {
 }
 ARCHS: Final = tuple(_EMULATIONS)
 
-# The functions for 64-bit integers that LLVM calls on 32-bit machines: in libgcc, which every Linux with C++ has.
+# 64-bit integer functions that LLVM calls on 32-bit machines. They are in libgcc, which every Linux with C++ has.
 _INTEGER_HELPERS: Final = (
     *(f"__{name}3" for name in "divdi moddi udivdi umoddi ashldi lshrdi ashrdi muldi".split()),
     *(f"__fix{sign}{kind}di" for sign in ("", "uns") for kind in ("sf", "df")),
     *(f"__float{sign}di{kind}" for sign in ("", "un") for kind in ("sf", "df")),
     *("__divmoddi4", "__udivmoddi4"),
 )
-# The functions that LLVM calls to divide on 32-bit ARM for triples without ARM's names.
+# The division functions that LLVM calls on 32-bit ARM, for triples without the ARM EABI's names.
 _DIVISIONS: Final = ("__divsi3", "__modsi3", "__udivsi3", "__umodsi3")
-# ARM's names of these functions and of division.
+# The ARM EABI's names of the 64-bit functions and of division.
 _ARM_HELPERS: Final = tuple(
     f"__aeabi_{name}"
     for name in (
         "idiv uidiv idivmod uidivmod ldivmod uldivmod l2f l2d ul2f ul2d f2lz f2ulz d2lz d2ulz llsl llsr lasr lmul"
     ).split()
 )
-# zig has these functions only under ARM's names.
+# zig has these functions only under the ARM EABI's names.
 _ARM_ALIASES: Final = ("--defsym=__divsi3=__aeabi_idiv", "--defsym=__udivsi3=__aeabi_uidiv")
 _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
     "armv7": (*_INTEGER_HELPERS, *_DIVISIONS, *_ARM_HELPERS),
@@ -64,7 +64,7 @@ def link(
         public = "; ".join(interface.functions)
         (folder / "public").write_text(f"{{ global: {public}; local: *; }};\n")
         visible = ["--version-script=public", "-soname", interface.file]
-    # Android 15 has machines with pages of 16 KB, Android 5 reads only one of the two symbol tables
+    # Android 15 supports 16 KB pages. Android 5 reads only one of the two kinds of symbol hash tables.
     android = ["-z", "max-page-size=16384", "--hash-style=both"]
     options = android if platform.system == "android" else []
     options += ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
@@ -73,7 +73,7 @@ def link(
 
 
 def _compile_helpers(folder: Path) -> list[str]:
-    """Compile the functions that LLVM calls on 32-bit ARM and Android lacks; return the linker's options."""
+    """Compile functions that LLVM calls on 32-bit ARM and Android lacks; return the linker's options."""
     source = library_folder() / "compiler_rt.zig"
     target = ("-target", "arm-linux-androideabi", "-fno-compiler-rt")
     run_zig(
@@ -93,16 +93,16 @@ def link_program(folder: Path, names: Sequence[str], arch: str) -> str:
 
 
 def _list_libraries(platform: Platform, interface: Interface | None) -> list[str]:
-    """Return the system's libraries: libc and libm; for C libraries, also of threads and `dlopen`."""
+    """Return the system's libraries: libc, libm; for C libraries, also those for threads and `dlopen`."""
     loads_libraries = interface is not None and interface.loads_libraries
     if platform.system == "android":
         return ["libc.so", "libm.so", *(["libdl.so"] if loads_libraries else [])]
     if platform.libc.startswith("musl"):
-        # musl is libc and libm in one, under this name in the distributions that use it
+        # musl has libc and libm in one library; distributions that use musl give it this name.
         return [f"libc.musl-{platform.arch}.so.1"]
     libraries = ["libc.so.6", "libm.so.6"]
     if platform.libc.startswith("gnu"):
-        # parts of libc since glibc 2.34
+        # Since glibc 2.34, these are parts of libc.
         libraries += ["libpthread.so.0"] if interface else []
         libraries += ["libdl.so.2"] if loads_libraries else []
     return libraries
@@ -111,7 +111,7 @@ def _list_libraries(platform: Platform, interface: Interface | None) -> list[str
 def link_stub(
     folder: Path, name: str, soname: str, arch: str, symbols: Sequence[str], *, address: int = 0
 ) -> str:
-    """Link an empty library in a folder, which makes a loader load the real one, and return its name."""
+    """Link an empty library; a library linked with it makes the loader load the real one. Return its name."""
     (folder / "empty").touch()
     definitions = [f"--defsym={symbol}={address}" for symbol in symbols]
     _run_lld(folder, arch, name, ["-soname", soname, *definitions, "--format=binary", "empty"])
@@ -124,8 +124,8 @@ def _run_lld(folder: Path, arch: str, output: str, arguments: Sequence[str]) -> 
 
 
 # ---------------------------------------------------------------- objects of data
-# They are written piece by piece: an assembler would hold all of it in memory, several times. Layout: System V ABI,
-# chapter 4; large sections are those of its supplement for x86-64.
+# Objects are written piece by piece, because an assembler would hold all data in memory several times. Layout: System
+# V ABI, chapter 4; large sections: its x86-64 supplement.
 
 _CLASS_64: Final = 2
 _LITTLE_ENDIAN: Final = 1
@@ -139,7 +139,7 @@ _WORD: Final = 8
 
 
 class _Machine(NamedTuple):
-    """The machine in an object file's header: `ident` has class, byte order and system, `flags` the ABI."""
+    """The machine in an object's header: `ident` has class, byte order and system; `flags` has the ABI."""
 
     ident: bytes
     number: int
@@ -170,7 +170,7 @@ class _Machine(NamedTuple):
         return struct.unpack_from(self._order + layout, data, offset)
 
     def pack(self, layout: str, *values: int) -> bytes:
-        """Return the bytes of values; `A` in the layout is an address."""
+        """Return values as bytes; an `A` in the layout is an address."""
         return struct.pack(self._order + layout.replace("A", "Q" if self.is_64 else "I"), *values)
 
     def symbol(self, name: int, info: int, section: int, size: int) -> bytes:
@@ -179,7 +179,7 @@ class _Machine(NamedTuple):
         return self.pack("IIIBBH", name, 0, size, info, 0, section)
 
     def header(self, sections_at: int, sections: int) -> bytes:
-        """Return the header of an object file whose last section has the names of sections."""
+        """Return the header of an object file; its last section has the names of the sections."""
         size = 64 if self.is_64 else 52
         values = (_RELOCATABLE, self.number, 1, 0, 0, sections_at, self.flags, size, 0, 0)
         return self.ident + self.pack(
@@ -190,10 +190,10 @@ class _Machine(NamedTuple):
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Write an object file with constant data, as `ObjectFormat.write_data`."""
     machine = _Machine.read(code)
-    # Code reaches a large section only by 64-bit addresses, so that it may be larger than 2 GiB.
+    # On x86-64, a large section is addressed only with 64 bits, so it may exceed 2 GiB.
     is_large = machine.number == _X86_64
     name, flags = (".lrodata", _ALLOC | _LARGE) if is_large else (".rodata", _ALLOC)
-    # Without the note, linkers let the stack of the whole program be executable.
+    # Without this note, linkers make the stack of the whole program executable.
     note = ".note.GNU-stack"
     names = "\0".join(("", name, ".symtab", ".strtab", note, ".shstrtab", "")).encode()
     texts = f"\0{symbol}\0".encode()
@@ -230,9 +230,9 @@ def find_data(path: Path) -> tuple[int, int]:
     machine = _Machine.read(path)
     word, layout = (8, "QQ") if machine.is_64 else (4, "II")
     with path.open("rb") as stream:
-        # kind, machine, version, entry point and table of segments come before the table of sections
+        # Before the section table's offset come type, machine, version, entry point and segment table.
         (sections,) = machine.unpack(layout[0], stream.read(_ALIGNMENT), 24 + 2 * word)
-        # the first section has no content; name, kind, flags and address come before offset and size
+        # The first section is empty; in a section's header, name, type, flags and address precede offset and size.
         stream.seek(sections + machine.section_size + 8 + 2 * word)
         begin, size = machine.unpack(layout, stream.read(2 * word), 0)
     return begin, size

@@ -13,7 +13,7 @@ from tvmflow.core.files import map_file
 from tvmflow.targets.linking.zig import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
-# Architecture -> zig's name of the target.
+# Architecture -> zig's target name.
 _TARGETS: Final[Mapping[str, str]] = {"x86_64": "x86_64-macos", "aarch64": "aarch64-macos"}
 ARCHS: Final = tuple(_TARGETS)
 
@@ -21,11 +21,11 @@ ARCHS: Final = tuple(_TARGETS)
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a dylib as `ObjectFormat.link`, signed as macOS requires."""
+    """Link a dylib as `ObjectFormat.link` does, and sign it as macOS requires."""
     if interface:
         for name in names:
             hide_symbols(folder / name, interface.functions)
-    # a library of kernels takes the runtime's symbols from the program that loads it
+    # A library of kernels finds the runtime's symbols in the program that loads it.
     undefined = "-fno-allow-shlib-undefined" if interface else "-fallow-shlib-undefined"
     file = interface.file if interface else "linked.dylib"
     run_zig(
@@ -33,7 +33,7 @@ def link(
         "build-lib",
         *("-dynamic", "-fstrip", "-O", "ReleaseSmall"),
         *("-target", f"{_TARGETS[platform.arch]}.13.0"),
-        # zig would compile compiler-rt for half a minute; the system's own library has it too
+        # zig would compile compiler-rt, for half a minute, but the system's library contains it.
         *("-fno-compiler-rt", undefined),
         *("-install_name", f"@rpath/{file}", "-femit-bin=linked.dylib"),
         *names,
@@ -54,7 +54,7 @@ _SYMBOL: Final = struct.Struct("<IBBHQ")
 _LC_SYMTAB, _LC_SEGMENT_64 = 0x2, 0x19
 _LC_BUILD_VERSION: Final = 0x32
 _IOS, _IOS_SIMULATOR, _IOS_14 = 2, 7, 14 << 16
-# The commands that name the system that an object is for.
+# The load commands that name an object's system.
 _LC_VERSIONS: Final = (0x24, 0x25, 0x2F, 0x30, 0x32)
 _READ: Final = 1
 _EXTERNAL, _IN_SECTION, _PRIVATE_EXTERNAL, _DEBUG = 0x01, 0x0E, 0x10, 0xE0
@@ -98,9 +98,9 @@ def find_data(path: Path) -> tuple[int, int]:
 
 
 def hide_symbols(path: Path, public: Collection[str]) -> None:
-    """Hide every symbol that an object defines, but the public functions, from other libraries.
+    """Hide the symbols that an object defines, except public functions, from other libraries.
 
-    A path that is a link to an object becomes a copy of it, if anything changes.
+    If something changes and the path is a link to an object, it is replaced by a changed copy.
     """
     with path.open("rb") as stream, map_file(stream) as content:
         changed = {
@@ -118,7 +118,7 @@ def hide_symbols(path: Path, public: Collection[str]) -> None:
 
 
 def _visible_symbols(content: mmap.mmap) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset of the kind, and the name, of each symbol that an object defines for others."""
+    """Yield the offset of the type, and the name, of each symbol that an object exports."""
     for at, command, _ in _commands(content):
         if command != _LC_SYMTAB:
             continue
@@ -131,7 +131,7 @@ def _visible_symbols(content: mmap.mmap) -> Iterator[tuple[int, bytes]]:
 
 
 def write_for_simulator(source: Path, output: Path) -> None:
-    """Write an object for iOS as one for its simulator on Macs with the same CPU: the code is the same."""
+    """Write an iOS object as one for the simulator on Macs with the same CPU; the code is the same."""
     content = bytearray(source.read_bytes())
     for at, command, _ in _commands(content):
         if command == _LC_BUILD_VERSION and struct.unpack_from("<I", content, at + 8) == (_IOS,):

@@ -1,4 +1,4 @@
-"""PE and COFF: DLLs for Windows, and the objects that they are linked from."""
+"""PE and COFF: DLLs for Windows, and the objects that are linked into them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ARCHS: Final = tuple(_MACHINES)
 
 _RUNTIME_DLL: Final = "tvm_ffi.dll"
 
-# The function of the system's library that LLVM calls for large stack frames.
+# The system library's function that LLVM calls for large stack frames.
 _STACK_PROBE: Final = "__chkstk"
-# The C library's functions that kernels and C libraries call, and mathematical ones that LLVM has no instruction for.
+# C library functions that kernels and C libraries call, and math functions without an LLVM instruction.
 _C_FUNCTIONS: Final = (
     "memcpy memmove memset memcmp _aligned_malloc _aligned_free calloc free strcmp strncmp".split()
 )
@@ -31,7 +31,7 @@ _MATH_FUNCTIONS: Final = (
     "fabs floor fma fmax fmin fmod hypot ldexp lgamma llround log log10 log1p log2 logb lround "
     "nearbyint nextafter pow remainder rint round sin sinh sqrt tan tanh tgamma trunc"
 ).split()
-# The system's functions that a C library calls: threads, locks, clocks and files in memory.
+# The system functions that a C library calls, for threads, locks, clocks and mapped files.
 _SYSTEM_FUNCTIONS: Final = (
     "GetEnvironmentVariableA LoadLibraryA GetProcAddress AcquireSRWLockExclusive ReleaseSRWLockExclusive "
     "SleepConditionVariableSRW WakeAllConditionVariable WakeConditionVariable CreateThread "
@@ -39,16 +39,16 @@ _SYSTEM_FUNCTIONS: Final = (
     "QueryPerformanceCounter QueryPerformanceFrequency CreateFileW GetFileSizeEx GetFileType "
     "CreateFileMappingW MapViewOfFile UnmapViewOfFile MultiByteToWideChar"
 ).split()
-# Function -> the DLL that has it.
+# Function -> the DLL that exports it.
 _DLLS: Final[Mapping[str, str]] = {
     _STACK_PROBE: "ntdll.dll",
     **dict.fromkeys(_C_FUNCTIONS, "ucrtbase.dll"),
     **{f"{name}{kind}": "ucrtbase.dll" for name in _MATH_FUNCTIONS for kind in ("", "f")},
     **dict.fromkeys(_SYSTEM_FUNCTIONS, "kernel32.dll"),
 }
-# The beginning of the name of a pointer to an imported function.
+# The prefix of the symbol for a pointer to an imported function.
 _IMPORTED: Final = "__imp_"
-# A mark of code with floating point that only Microsoft's C library looks for; GNU's name of the stack probe.
+# `_fltused` marks floating-point code, and only Microsoft's C library needs it; `___chkstk_ms` is GNU's stack probe.
 _ALIASES: Final = (
     "/alternatename:_fltused=__ImageBase",
     f"/alternatename:___chkstk_ms={_STACK_PROBE}",
@@ -58,9 +58,9 @@ _ALIASES: Final = (
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a DLL as `ObjectFormat.link`, with import libraries for the symbols that the objects need.
+    """Link a DLL as `ObjectFormat.link` does, with import libraries for the symbols that the objects need.
 
-    The import library of a C library is `IMPORT_LIBRARY`.
+    For a C library, its own import library is written to `IMPORT_LIBRARY`.
     """
     dlltool_machine, linker_machine = _MACHINES[platform.arch]
     needed = {
@@ -82,7 +82,7 @@ def link(
     run_zig(
         folder,
         "lld-link",
-        # a library of kernels has no entry point, and /Brepro makes its time stamp a digest
+        # A library of kernels has no entry point. With /Brepro, a digest replaces the time stamp.
         *("/dll", "/noentry", "/nodefaultlib", "/Brepro", f"/machine:{linker_machine}", *_ALIASES),
         *(f"/out:{output}", *visible, *names, *libraries),
     )
@@ -90,9 +90,9 @@ def link(
 
 
 def _imports(symbols: Set[str]) -> dict[str, list[str]]:
-    """Return the symbols that each DLL provides. The linker reports symbols that no DLL is known for."""
+    """Return the symbols to import from each DLL; the linker reports symbols that no known DLL exports."""
     imports: dict[str, list[str]] = {}
-    # GNU's name of the stack probe is an alias of this one, which must be imported for it
+    # The stack probe must always be imported, because GNU's name is an alias of it.
     for symbol in sorted({*symbols, _STACK_PROBE}):
         dll = _RUNTIME_DLL if symbol.startswith("TVMFFI") else _DLLS.get(symbol)
         if dll:
@@ -110,7 +110,7 @@ _EXTERNAL: Final = 2
 
 
 def undefined_symbols(path: Path) -> list[str]:
-    """Return an object's undefined symbols, without weak ones; none for a file of another format."""
+    """Return an object's undefined symbols except weak ones; empty for a file of another format."""
     content = path.read_bytes()
     if len(content) < _HEADER.size:
         return []
@@ -130,13 +130,13 @@ def undefined_symbols(path: Path) -> list[str]:
 
 
 def remove_exports(content: bytes) -> bytes:
-    """Return an object without the options for the linker that make its symbols public in a DLL."""
-    # spaces between options have no meaning, and the object keeps its layout
+    """Remove the linker options in an object that would export its symbols from a DLL."""
+    # Extra spaces between options are ignored, so blanking them keeps the object's layout.
     return re.sub(rb"(?i)[ ][-/]export:[\w.,]+", lambda option: b" " * len(option.group()), content)
 
 
 def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
-    """Return a name: eight bytes, or four zeros and an offset into the string table."""
+    """Return a name, which is stored as eight bytes, or as four zeros and an offset into the string table."""
     if raw[:4] == b"\0\0\0\0":
         start = strings + int.from_bytes(raw[4:], "little")
         return content[start : content.index(b"\0", start)].decode()
@@ -145,7 +145,7 @@ def _decode_name(raw: bytes, content: bytes, strings: int) -> str:
 
 _SECTION: Final = struct.Struct("<8sIIIIIIHHI")
 _DATA_SYMBOL: Final = struct.Struct("<IIIHHBB")
-# Initialized data, aligned to 64 bytes, that is read only.
+# Read-only initialized data, aligned to 64 bytes.
 _ATTRIBUTES: Final = 0x00000040 | 0x00700000 | 0x40000000
 
 
@@ -158,7 +158,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         stream.write(bytes(begin))
         size = sum(map(stream.write, pieces))
         text = f"{symbol}\0".encode()
-        # a name of more than eight bytes is four zeros and its place in the table of names
+        # A name longer than eight bytes is stored as four zeros and its offset in the string table.
         stream.write(_DATA_SYMBOL.pack(0, 4, 0, 1, 0, _EXTERNAL, 0))
         stream.write(struct.pack("<I", 4 + len(text)) + text)
         stream.seek(0)

@@ -1,4 +1,4 @@
-"""WebAssembly: modules of functions, without threads, for WASI and for JavaScript."""
+"""WebAssembly modules without threads, for WASI and for JavaScript."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tvmflow.targets.platforms import Platform
 
 ARCHS: Final = ("wasm32",)
 
-# The functions by which a program in another language allocates tensors in the module.
+# Exported so that programs in other languages can allocate tensors in the module's memory.
 _MEMORY: Final = ("malloc", "free")
 
 
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a module that exports memory and functions (a reactor of WASI), as `ObjectFormat.link`.
+    """Link a module that exports memory and functions (a WASI reactor), as `ObjectFormat.link` does.
 
-    zig compiles WASI's C library for it, which takes most of a minute of one CPU.
+    For this, zig compiles WASI's C library, which takes most of a minute of one CPU.
     """
     functions = (*interface.functions, *_MEMORY) if interface else ()
     exports = [f"-Wl,--export={function}" for function in functions]
@@ -46,7 +46,7 @@ _I32_CONST_0: Final = b"\x41\0\x0b"
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Write an object file with constant data, as `ObjectFormat.write_data`."""
     with output.open("wb") as stream:
-        # one segment at address 0, which the linker moves; its size and the section's come last
+        # A single segment at address 0, which the linker relocates; its size and the section's are written last.
         stream.write(_MAGIC + bytes([_DATA]))
         section = stream.tell()
         stream.write(_number(0) + b"\1\0" + _I32_CONST_0)
@@ -70,7 +70,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 def find_data(path: Path) -> tuple[int, int]:
     """Return the offset and the size of the data in an object file that `write_data` wrote."""
     length = len(_number(0))
-    # the kind and the size of the section, one segment of kind 0, its address
+    # Before the data come the section's kind and size, and one segment's kind (0) and address.
     before = len(_MAGIC) + 1 + length + 2 + len(_I32_CONST_0)
     with path.open("rb") as stream:
         stream.seek(before)
@@ -79,7 +79,7 @@ def find_data(path: Path) -> tuple[int, int]:
 
 
 def _number(value: int) -> bytes:
-    """Return an unsigned LEB128 of five bytes, the length that fits every number of 32 bits."""
+    """Return an unsigned LEB128 padded to five bytes, which fits every 32-bit integer."""
     return bytes([value >> shift & 0x7F | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7)])
 
 

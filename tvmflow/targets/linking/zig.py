@@ -1,4 +1,4 @@
-"""The tools in the `ziglang` wheel; one that fails is a StageError with its message."""
+"""Runs the tools in the `ziglang` wheel; if one fails, StageError has its message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tvmflow.core.errors import StageError
 from tvmflow.targets.platforms import zig_target
 
 IMPORT_LIBRARY: Final = "linked.lib"
-"""The file, beside a linked DLL, that programs are linked with in its place."""
+"""The import library beside a linked DLL; programs link with it instead of the DLL."""
 
 
 class Interface(NamedTuple):
-    """A shared library that exports only some functions; it may load other libraries while it runs."""
+    """A shared library's exported functions; whether it may load other libraries while it runs."""
 
     file: str
     functions: Sequence[str]
@@ -29,8 +29,8 @@ class Interface(NamedTuple):
 
 
 def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool in a folder, which also holds its caches; StoreError when it failed for a full disk."""
-    # zig would put its caches into the home folder, which may not exist
+    """Run a tool in a folder, which also holds its caches; StoreError if the disk is full."""
+    # By default, zig puts its caches into the home folder, which may not exist.
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     done = subprocess.run(
         [str(library_folder().parent / "zig"), *arguments],
@@ -41,7 +41,7 @@ def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
         check=False,
     )
     if done.returncode != 0:
-        # before the caller removes the folder, with all that fills the disk
+        # Checked before the caller removes the folder, and with it what fills the disk.
         places = [str(folder), *(path for name, path in environment.items() if name in caches)]
         if problem := find_disk_problem(places, done.stderr):
             raise problem
@@ -49,7 +49,7 @@ def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
 
 
 def run_zig(folder: Path, *arguments: str, action: str = "linking") -> None:
-    """Run a tool in a folder; StageError with its message when it fails."""
+    """Run a tool in a folder; StageError with its message if it fails."""
     done = call_zig(folder, *arguments)
     if done.returncode != 0:
         raise StageError(
@@ -67,9 +67,9 @@ def library_folder() -> Path:
 
 # ---------------------------------------------------------------- checks of generated C and C++
 
-# Suffix of a file -> the compiler, and the oldest standard that programs may have.
+# File suffix -> the compiler, and the oldest standard that programs may use.
 _LANGUAGES: Final = {".c": ("cc", "-std=c11"), ".cpp": ("c++", "-std=c++17")}
-# Without machine code, and without headers that headers of libc++ include for older programs: both take time.
+# To save time, generate no machine code, and skip headers that libc++ includes only for older programs.
 _CHECK: Final = (
     *("-c", "-emit-llvm", "-O0", "-g0", "-fno-sanitize=undefined"),
     "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES",
@@ -79,13 +79,13 @@ _CHECK: Final = (
 def find_program_errors(
     programs: Mapping[str, str], includes: Sequence[Path], triple: str
 ) -> list[str]:
-    """Return the compiler's messages about each program that does not compile without a warning."""
+    """Return the compiler's messages for each program that does not compile without warnings."""
     folders = [f"-I{folder.resolve()}" for folder in includes]
 
     def check(name: str) -> str:
         compiler, standard = _LANGUAGES[Path(name).suffix]
         options = [standard, *_CHECK, "-Wall", "-Wextra", "-Werror", *folders]
-        # Its caches are in a folder of its own, as zig locks them.
+        # Each program has its own cache folder, because zig locks it.
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / name).write_text(programs[name], encoding="utf-8")
@@ -98,9 +98,9 @@ def find_program_errors(
 
 
 def find_c_error(source: Path, includes: Sequence[Path]) -> str:
-    """Return a C compiler's first error in a file, as `LINE: message`; empty when the file compiles."""
+    """Return the first C compiler error in a file, as `LINE: message`; empty if it compiles."""
     options = ["-c", "-O0", "-w", *(f"-I{folder}" for folder in includes)]
-    # not -fsyntax-only: zig's cc then looks for an object file and fails
+    # With -fsyntax-only, zig's cc searches for an object file and fails.
     with tempfile.TemporaryDirectory() as scratch:
         done = call_zig(Path(scratch), "cc", *options, str(source.resolve()), "-o", "unused.o")
     if done.returncode == 0:

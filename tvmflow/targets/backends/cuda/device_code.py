@@ -1,8 +1,8 @@
-"""Code of device functions for NVIDIA GPUs, which needs only the driver where it runs.
+"""Code of device functions for NVIDIA GPUs; to run it, only the driver is needed.
 
-NVRTC compiles CUDA C to machine code, and to PTX for later GPUs. For GPUs that CUDA 13 does not know, LLVM
-generates PTX. TVM 0.27 does not fit the LLVM 22 of its wheel: barriers and shuffles lack arguments, and LLVM
-ignores the attribute of kernels. So barriers and shuffles are LLVM's own here, and LLVM reads TVM's code once more.
+NVRTC compiles CUDA C to machine code, and to PTX for later GPUs. For GPUs that CUDA 13 does not support, LLVM
+generates PTX. TVM 0.27 does not match the LLVM 22 of its wheel: its barriers and shuffles lack arguments, and LLVM
+ignores its attribute for kernels. So LLVM's own barriers and shuffles are used, and TVM's LLVM IR is parsed again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tvmflow.targets.backends.cuda import gpu, nvrtc
 
 _IMAGE_ALIGNMENT: Final = 8
 _TRIPLE: Final = "nvptx64-nvidia-cuda"
-# TVM cannot set the version of PTX. With this CPU, LLVM's is 6.0, the first that synchronizes a warp.
+# TVM cannot set the PTX version. For this CPU, LLVM uses 6.0, the first version that synchronizes a warp.
 _FIRST_CPU: Final = "sm_70"
-# The version that the driver of CUDA 10.0 reads; some boards have no CUDA after 10.2.
+# The PTX version that CUDA 10.0's driver reads; some boards have no CUDA after 10.2.
 _PTX_VERSION: Final = "+ptx63"
 _WARP_SIZE: Final = 32
 _WHOLE_WARP: Final = -1
-# The last lane of a segment that a thread may read: one behind it, or one before it.
+# The last lane that a thread may read in a segment: for shuffles to later lanes, and to earlier ones.
 _LAST_LANE: Final = 31
 _FIRST_LANE: Final = 0
-# In an instruction of PTX, the size of a segment stands above the lane.
+# A PTX shuffle encodes the segment's size in the bits above the lane.
 _SEGMENT_SHIFT: Final = 8
 _SHUFFLED_BITS: Final = 32
-# libdevice has functions of float32 and float64.
+# libdevice has only float32 and float64 functions.
 _SMALLEST_BITS: Final = 32
 
 _BARRIERS: Final[Mapping[str, tuple[str, int]]] = {
@@ -50,7 +50,7 @@ _SHUFFLES: Final[Mapping[str, tuple[str, int]]] = {
     "tirx.tvm_warp_shuffle_up": ("up", _FIRST_LANE),
     "tirx.tvm_warp_shuffle_down": ("down", _LAST_LANE),
 }
-# Operators -> functions of libdevice.
+# TVM operators -> libdevice functions.
 _LIBDEVICE_FUNCTIONS: Final[Mapping[str, str]] = {
     f"tirx.{name}": name
     for name in (
@@ -61,13 +61,13 @@ _LIBDEVICE_FUNCTIONS: Final[Mapping[str, str]] = {
         *("copysign", "nextafter", "ldexp"),
     )
 } | {"prim.ceil": "ceil", "prim.log2": "log2"}
-# Operators -> intrinsics of LLVM. libdevice takes an approximate square root without an option of clang.
+# TVM operators -> LLVM intrinsics. libdevice's square root is approximate unless clang sets an option.
 _LLVM_FUNCTIONS: Final[Mapping[str, str]] = {
     "tirx.fma": "llvm.fma",
     "tirx.popcount": "llvm.ctpop",
     "tirx.sqrt": "llvm.sqrt",
 }
-# Above the level of TVM's own rules.
+# Higher than the level of TVM's own rules, so that these rules win.
 _RULE_LEVEL: Final = 99
 _COMPILER_CALLBACK: Final = "tvm_callback_cuda_compile"
 _LIBDEVICE_CALLBACK: Final = "tvm_callback_libdevice_path"
@@ -89,10 +89,10 @@ def lowering_target(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
-    """Return the code of kernels; a driver takes the first image that it can load.
+    """Return the code of kernels as images; the driver loads the first image that it can.
 
-    It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`). EnvironmentProblem
-    is raised without a compiler, StageError for a kernel that cannot be compiled.
+    The format is: the number of images, the offset and the bytes of each, then the images (see `cuda.c`). Raises
+    EnvironmentProblem without a compiler, and StageError if a kernel cannot be compiled.
     """
     arch = str(target.arch)
     if gpu.is_unknown_to_nvrtc(arch):
@@ -102,7 +102,7 @@ def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> 
 
 
 def _write_cuda(functions: tvm.IRModule, target: tvm.target.Target) -> str:
-    """Return CUDA C, which TVM itself would compile if it finds a driver."""
+    """Return CUDA C source; TVM would compile it itself if it found a driver."""
     compiler = tvm.get_global_func(_COMPILER_CALLBACK)
     tvm_ffi.register_global_func(_COMPILER_CALLBACK, lambda _: b"//", override=True)
     try:
@@ -112,7 +112,7 @@ def _write_cuda(functions: tvm.IRModule, target: tvm.target.Target) -> str:
 
 
 def _join_images(images: Sequence[bytes]) -> bytes:
-    """Return concatenated images, each with a 0 after it, because a driver reads PTX as text."""
+    """Return concatenated images, each followed by a 0 byte, because drivers read PTX as a C string."""
     head = struct.Struct(f"<Q{2 * len(images)}Q")
     places, content = list[int](), b""
     for image in images:
@@ -125,9 +125,9 @@ def _join_images(images: Sequence[bytes]) -> bytes:
 
 
 def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
-    """Return PTX in which each function is a kernel; arguments and errors as of `generate_device_code`."""
+    """Return PTX with a kernel for each function; arguments and errors as in `generate_device_code`."""
     fixed = {
-        # barriers and shuffles as LLVM has them
+        # LLVM's own barriers and shuffles replace TVM's.
         var: function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, _fix_call)))
         for var, function in functions.functions_items()
     }
@@ -141,7 +141,7 @@ def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
 
 
 def compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:
-    """Return PTX for LLVM's code, which names its target and marks the kernels."""
+    """Compile LLVM IR, which names its target and marks its kernels, to PTX."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
         path = Path(folder, "kernels.ll")
         path.write_text(llvm_ir)
@@ -156,7 +156,7 @@ def compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:
 def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
     """Annotate LLVM IR with the GPU's name, the PTX version, and the threads of each kernel.
 
-    Without the number of threads, a kernel may use more registers than a thread block has.
+    Without the thread count, LLVM may give a kernel more registers than a thread block has.
     """
     target = {"kind": "llvm", "mtriple": _TRIPLE, "mcpu": arch, "mattr": [_PTX_VERSION]}
     text = json.dumps(target, separators=(",", ":")).replace('"', "\\22")
@@ -199,7 +199,7 @@ def _fix_call(call: Any) -> Any:
 
 
 def _shuffle(call: Any, kind: str, lane: int) -> Any:
-    """Return the value that another thread of the warp has."""
+    """Return the value that another thread of the warp holds."""
     mask, value, distance, width, _ = call.args
     dtype = value.ty.dtype
     if dtype.lanes > 1 or dtype.bits > _SHUFFLED_BITS:
@@ -216,7 +216,7 @@ def _shuffle(call: Any, kind: str, lane: int) -> Any:
 
 
 def _call_libdevice(call: Any) -> Any:
-    """Split a vector into scalar libdevice calls; float16 is computed as float32."""
+    """Split a vector into scalar libdevice calls; float16 is computed in float32."""
     name, dtype = _LIBDEVICE_FUNCTIONS[str(call.op.name)], call.ty.dtype
     bits = max(dtype.bits, _SMALLEST_BITS)
     function = f"__nv_{name}{'f' if bits == _SMALLEST_BITS else ''}"
@@ -235,7 +235,7 @@ def _call_llvm(call: Any) -> Any:
 
 
 def _count_leading_zeros(call: Any) -> Any:
-    # 0 has a result, too
+    # False: the result for 0 is defined.
     arguments = (*call.args, tirx.const(False, "bool"))
     return tirx.call_llvm_pure_intrin(str(call.ty.dtype), "llvm.ctlz", *arguments)
 
@@ -254,7 +254,7 @@ def _lane(value: Any, lane: int) -> Any:
 
 
 def _register_rules() -> None:
-    """Register lowering rules for NVPTX that split vectors, because TVM's call scalar functions."""
+    """Register lowering rules for NVPTX that split vectors, because TVM's rules call scalar functions."""
     rules: list[tuple[Iterable[str], Callable[[Any], Any]]] = [
         (_LIBDEVICE_FUNCTIONS, _call_libdevice),
         (_LLVM_FUNCTIONS, _call_llvm),

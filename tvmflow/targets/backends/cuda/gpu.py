@@ -1,6 +1,6 @@
 """The NVIDIA GPU of this machine, and the libraries that a process needs to run code on it.
 
-The driver is probed in another process: a process in which it was started must not be forked.
+The driver is probed in another process, because a process that has started it must not be forked.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tvmflow.targets.backends._driver_probes import NO_DEVICE, probe_cuda, probe
 INSTALL: Final = "pip install 'tvmflow[cuda]'"
 
 RUNTIME_PACKAGE: Final = "nvidia-cuda-runtime ==13.*"
-"""The requirement, for pip, of programs that load code for these GPUs, besides TVM."""
+"""The pip requirement of programs that load code for these GPUs, besides TVM."""
 
 OLDEST_ARCH: Final = "sm_50"
 """The oldest architecture that kernels are built for."""
 
 _RUNTIME: Final = "libcudart.so.13"
-# The versions of CUDA of NVRTC and TVM's wheel, and of the PTX for older GPUs, in the driver's notation.
+# The driver's CUDA version (in its notation) that NVRTC and TVM's wheel need, and that PTX for older GPUs needs.
 _OLDEST_DRIVER: Final = 13000
 _OLDEST_DRIVER_OF_PTX: Final = 10000
 _PROBE_TIMEOUT_S: Final = 30.0
-# GPUs of Jetson boards, whose code runs on no other GPU.
+# The compute capabilities of Jetson boards; their code runs on no other GPU.
 _TEGRA: Final = frozenset({"87", "101", "110"})
-# The oldest architecture that CUDA 13 knows.
+# The oldest architecture that CUDA 13 supports.
 _OLDEST_OF_NVRTC: Final = "sm_75"
 # The folder of nvidia-cuda-nvcc-cu12, and its library that LLVM links into kernels.
 _CUDA_12: Final = "cuda_nvcc"
@@ -39,7 +39,7 @@ _ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 
 
 class Gpu(NamedTuple):
-    """The first GPU that programs see: compute capability (`sm_90`) and its driver's CUDA (12040 is 12.4)."""
+    """The first visible GPU: compute capability (`sm_90`), and its driver's CUDA version (12040 is 12.4)."""
 
     name: str
     arch: str
@@ -47,7 +47,7 @@ class Gpu(NamedTuple):
 
 
 class GpuDetection(NamedTuple):
-    """A GPU, or the reason why there is none that can be used."""
+    """A GPU, or the reason why no GPU can be used."""
 
     gpu: Gpu | None
     reason: str = ""
@@ -58,7 +58,7 @@ _NO_DRIVER: Final = GpuDetection(None, "this machine has no driver for NVIDIA GP
 
 @functools.cache
 def detect_gpu() -> GpuDetection:
-    """Return this machine's GPU, as another process learns it from the driver."""
+    """Return this machine's GPU; another process asks the driver."""
     try:
         answer = probe_in_process("cuda", _PROBE_TIMEOUT_S)
         return _NO_DRIVER if answer is None else _parse_probe(*answer)
@@ -68,7 +68,7 @@ def detect_gpu() -> GpuDetection:
 
 @functools.cache
 def start_gpu() -> GpuDetection:
-    """Return this machine's GPU, whose driver is started in this process."""
+    """Return this machine's GPU; this starts its driver in this process."""
     try:
         return _parse_probe(*probe_cuda())
     except OSError:
@@ -104,7 +104,8 @@ def _version_text(version: int) -> str:
 def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
     """Return whether a GPU runs code for an architecture.
 
-    Machine code (SASS) needs the same major version and no later minor one; PTX needs no later version.
+    SASS (machine code) runs on GPUs of the same major version whose minor version is not lower. PTX runs on GPUs of
+    the same or any later version.
 
     >>> runs_code_for("sm_80", "sm_86"), runs_code_for("sm_86", "sm_80"), runs_code_for("sm_75", "sm_80")
     (True, False, False)
@@ -115,7 +116,7 @@ def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
     code = code_arch.removeprefix("sm_")
     base = code.rstrip(_LETTERS)
     if base != code:
-        # a suffix such as `a`: code for exactly this architecture
+        # A suffix such as `a` means code for exactly this architecture.
         return base == gpu
     if is_unknown_to_nvrtc(code_arch):
         return int(code) <= int(gpu)
@@ -130,7 +131,7 @@ def is_arch(text: str) -> bool:
 
 
 def load_runtime() -> None:
-    """Load CUDA's runtime and TVM's for it; EnvironmentProblem if one of them or the driver is missing."""
+    """Load CUDA's runtime and TVM's runtime for it; EnvironmentProblem if either or the driver is missing."""
     import tvm_ffi
 
     for path in (_RUNTIME, str(find_packaged(f"lib/{_RUNTIME}") or _RUNTIME)):
@@ -154,7 +155,7 @@ def load_runtime() -> None:
 
 
 def is_unknown_to_nvrtc(arch: str) -> bool:
-    """Return whether NVRTC, of CUDA 13, makes no code for an architecture.
+    """Return whether NVRTC (CUDA 13) cannot compile for an architecture.
 
     >>> is_unknown_to_nvrtc("sm_62"), is_unknown_to_nvrtc("sm_75"), is_unknown_to_nvrtc("sm_90a")
     (True, False, False)
@@ -163,7 +164,7 @@ def is_unknown_to_nvrtc(arch: str) -> bool:
 
 
 def is_unknown_to_ptx(arch: str) -> bool:
-    """Return whether an architecture is older than all that PTX is generated for here."""
+    """Return whether an architecture is older than the oldest one for which PTX is generated."""
     return _is_before(arch, OLDEST_ARCH)
 
 
@@ -173,12 +174,12 @@ def _is_before(arch: str, oldest: str) -> bool:
 
 
 def has_libdevice() -> bool:
-    """Return whether NVIDIA's library of mathematical functions is installed."""
+    """Return whether libdevice, NVIDIA's library of math functions, is installed."""
     return find_packaged(_LIBDEVICE, _CUDA_12) is not None
 
 
 def find_libdevice() -> Path:
-    """Return NVIDIA's library of mathematical functions as LLVM bitcode; EnvironmentProblem without it."""
+    """Return libdevice, NVIDIA's math functions as LLVM bitcode; EnvironmentProblem without it."""
     path = find_packaged(_LIBDEVICE, _CUDA_12)
     if path is None:
         raise EnvironmentProblem(
@@ -189,7 +190,7 @@ def find_libdevice() -> Path:
 
 
 def find_packaged(pattern: str, package: str = "cu13") -> Path | None:
-    """Return the first match of a glob in NVIDIA's Python packages, by default those of CUDA 13."""
+    """Return the first match of a glob in NVIDIA's Python packages; by default, in those of CUDA 13."""
     from importlib.util import find_spec
 
     spec = find_spec("nvidia")

@@ -22,9 +22,9 @@ PACKAGES: Final = (
     *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
     *("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
 )
-"""Distributions that come with `tvmflow[cuda]` and affect compiled code."""
+"""Distributions that `tvmflow[cuda]` installs and that affect compiled code."""
 
-# Definitions that a compiler for host code would have before it reads TVM's kernels.
+# Definitions that TVM's kernels need; a compiler for host code gets them from headers.
 _PREAMBLE: Final = """\
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -67,7 +67,7 @@ def _search() -> Toolkit | None:
     builtins = find_packaged("lib/libnvrtc-builtins.so.*")
     runtime = find_packaged("lib/libcudart.so.*")
     headers = find_packaged("include")
-    # several packages install headers: one file or folder of each proves that it is installed
+    # Several packages install headers: one file or folder of each shows that the package is installed.
     has_headers = find_packaged("include/cccl") and find_packaged("include/crt/mma.h")
     if compiler and builtins and runtime and headers and has_headers:
         return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
@@ -75,18 +75,18 @@ def _search() -> Toolkit | None:
 
 
 class Compiled(NamedTuple):
-    """Kernels as machine code for one architecture (a cubin), and as PTX."""
+    """Kernels as machine code for one architecture (cubin), and as PTX."""
 
     cubin: bytes
     ptx: bytes
 
 
 def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
-    """Compile CUDA source; StageError with the compiler's log when it rejects the source.
+    """Compile CUDA source; StageError with the compiler's log if the source is rejected.
 
-    `--use_fast_math`, which TVM sets when it calls nvcc, is not used: it changes results.
+    TVM sets `--use_fast_math` when it calls nvcc. It is not set here, because it changes results.
     """
-    # the compiler looks for its builtins by name only
+    # The compiler finds its builtins only by their name, so they are loaded first.
     ctypes.CDLL(str(toolkit.builtins), ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(toolkit.compiler))
     program = ctypes.c_void_p()
@@ -111,9 +111,9 @@ def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
 
 
 def register_compiler(toolkit: Toolkit, errors: list[TvmflowError]) -> None:
-    """Have TVM, whose CUDA runtime is loaded, call NVRTC instead of its own compiler.
+    """Make TVM, whose CUDA runtime is loaded, call NVRTC instead of its own compiler.
 
-    `errors` receives every error of a compilation: TVM raises it again as one of its own types.
+    Compilation errors are also appended to `errors`, because TVM replaces them by errors of its own types.
     """
     import tvm
     import tvm_ffi
@@ -139,7 +139,7 @@ def _list_architectures(library: Any) -> list[str]:
 
 
 def _read(library: Any, program: ctypes.c_void_p, name: str) -> bytes:
-    """Return a result of the compiler, which has a function for its size and one for its content."""
+    """Return a result of the compiler: one function returns its size, another one its content."""
     size = ctypes.c_size_t()
     _check(library, getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size)))
     content = ctypes.create_string_buffer(size.value)
@@ -155,11 +155,11 @@ def _check(library: Any, code: int) -> None:
 
 
 # ---------------------------------------------------------------- builds on machines without a GPU
-# TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it, their source would go
-# into the library and be compiled on the user's machine. The runtime needs the driver's library to exist but calls
-# nothing in it while it builds. So it gets an empty stub, in a process that does nothing else and never runs a kernel.
+# TVM compiles CUDA kernels ahead of time only if its CUDA runtime can be loaded. Otherwise their source would go into
+# the library, and be compiled on the user's machine. The runtime needs the driver's library, but calls nothing in it
+# during a build. So it gets an empty stub, in a separate process that only builds and never runs a kernel.
 
-# The symbols of the driver's library that TVM's CUDA runtime needs when it is loaded.
+# The driver's symbols that TVM's CUDA runtime needs when it is loaded.
 _DRIVER_SYMBOLS: Final = (
     *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString"),
     *("cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload"),
@@ -197,7 +197,7 @@ def call(function: Callable[..., Json], *arguments: Json) -> Json:
 
 
 def _main(name: str) -> None:
-    """Make this process able to build, call the function, and print its result as the last line."""
+    """Prepare this process to build, call the function, and print its result as the last line."""
     arguments = json.load(sys.stdin)
     module, _, function = name.partition(":")
     compiler_errors: list[TvmflowError] = []
@@ -206,7 +206,7 @@ def _main(name: str) -> None:
         value = getattr(importlib.import_module(module), function)(*arguments)
         answer: Mapping[str, Json] = {"value": value}
     except Exception as error:
-        # TVM raises an error of the compiler again as one of its own types
+        # TVM replaces an error of the compiler by an error of its own types.
         known = [*compiler_errors, *([error] if isinstance(error, TvmflowError) else [])]
         if not known:
             raise
@@ -215,9 +215,9 @@ def _main(name: str) -> None:
 
 
 def load_without_driver(errors: list[TvmflowError]) -> None:
-    """Make this process, which must run nothing on a GPU, able to compile for one.
+    """Prepare this process to compile for a GPU without a driver; it must never run anything on a GPU.
 
-    `errors` receives every error of a compilation. Without compiler or runtime, EnvironmentProblem is raised.
+    Compilation errors are appended to `errors`. Raises EnvironmentProblem without compiler or runtime.
     """
     from tvmflow.targets.linking import link_stub
 
@@ -236,5 +236,5 @@ def load_without_driver(errors: list[TvmflowError]) -> None:
 
 
 if __name__ == "__main__":
-    # the module as all others import it, and no second copy of it
+    # Imported under the name that all other modules use, so that there is no second copy of this module.
     importlib.import_module("tvmflow.targets.backends.cuda.nvrtc")._main(sys.argv[1])
