@@ -1,4 +1,4 @@
-"""Executors run stages: in local processes, or in those of a plug-in such as dask.
+"""Executors run stages: in processes on this machine, or through a plug-in such as dask.
 
 A plug-in is an entry point of the group `tvmflow.executors`: a module that satisfies `ExecutorPlugin`.
 """
@@ -14,7 +14,7 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import StageCall, StageResult
 
 if TYPE_CHECKING:
-    # the fork server's child imports this package too, and must stay small
+    # The fork server's child imports this package too, and must stay small.
     from tvmflow.store.local import LocalStore
     from tvmflow.store.remote.connection import RemoteConnection
 
@@ -23,7 +23,7 @@ Event = dict[str, Any]
 """A progress event: a small JSON object whose `event` says which kind it is."""
 
 PLACE: Final = "place"
-"""The kind of the event that says where a stage runs: `pid`, and `worker`, which is empty on this machine."""
+"""The kind of the event that says where a stage runs: `pid` and `worker` (empty for this machine)."""
 
 OnEvent = Callable[[Event], None]
 
@@ -36,7 +36,7 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of stages that it runs at a time, known once it has started."""
+        """How many stages it runs at a time; known once it has started."""
 
     @property
     def cancelled(self) -> bool:
@@ -47,11 +47,11 @@ class Executor(Protocol):
         ...
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
-        """Run a stage to its end; a failure or a crash is a result, not an exception."""
+        """Run a stage to its end; a failure or crash is returned as a result, not raised."""
         ...
 
     def cancel(self) -> None:
-        """Stop every running stage and let none start. May be called from a signal handler."""
+        """Stop all running stages, and start no more. May be called by a signal handler."""
         ...
 
     def close(self) -> None:
@@ -60,10 +60,11 @@ class Executor(Protocol):
 
 
 class ExecutorContext(NamedTuple):
-    """What an executor may need besides the stages.
+    """What an executor needs besides the stages.
 
-    `open_remote` takes a function that returns whether the run was cancelled. It returns the URL of a writable
-    remote cache, as workers reach it, and the connection. `wait_s` limits how long a stage waits for a worker that can run it.
+    `open_remote` takes a function that returns whether the run was cancelled. It returns the connection to a writable
+    remote cache, and before it the URL by which workers reach it. `wait_s` limits how long a stage waits for a worker
+    that can run it.
     """
 
     store: LocalStore
@@ -81,14 +82,14 @@ _GROUP: Final = "tvmflow.executors"
 
 
 class ExecutorPlugin(Protocol):
-    """An executor with a scheduler and workers on other machines."""
+    """An executor whose scheduler and workers are on other machines."""
 
     def find_scheduler(self, option: str | None) -> str:
         """Return the address that an option or the environment names, or raise UsageError."""
         ...
 
     def open_executor(self, context: ExecutorContext, /) -> Executor:
-        """Return the executor of a run; it connects when the first stage must run."""
+        """Return the executor of a run; it connects when the first stage runs."""
         ...
 
     def serve_scheduler(self, host: str, port: int, *, tls: bool, notify: Notify) -> None:
@@ -106,7 +107,7 @@ class ExecutorPlugin(Protocol):
         remote_url: str,
         notify: Notify,
     ) -> None:
-        """Run a worker until it is interrupted; when the scheduler goes away, wait for it.
+        """Run a worker until it is interrupted; if the scheduler goes away, wait until it returns.
 
         `host` is the address at which other machines reach this one; None to detect it. `remote_url` is the URL
         of the remote cache for this machine; empty to use the run's.
@@ -115,7 +116,7 @@ class ExecutorPlugin(Protocol):
 
 
 def load_plugin(name: str) -> ExecutorPlugin:
-    """Return the plug-in of an executor; UsageError when no installed package has one of this name."""
+    """Return the plug-in with an executor's name; UsageError if no installed package has one."""
     from importlib.metadata import entry_points
 
     plugins = {entry.name: entry for entry in entry_points(group=_GROUP)}

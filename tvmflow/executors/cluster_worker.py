@@ -1,7 +1,7 @@
-"""Run one stage in a dask worker. Its files go through the remote cache.
+"""Runs one stage in a dask worker; its files go through the remote cache.
 
-A worker has a store of its own: inputs are fetched into it once and verified, outputs go into it and to the remote
-cache. When a stage was killed, its work folder and trials are still there at the next attempt on the same machine.
+A worker has its own store: inputs are fetched into it once and verified; outputs go into it and to the remote cache.
+If a stage was killed, the next attempt on the same machine finds its work folder and trials.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from tvmflow.targets.host import read_host
 from tvmflow.tuning import remote_ledger
 
 TOPIC: Final = "tvmflow"
-"""The topic of dask's events under which workers report progress."""
+"""dask's event topic for progress reports of workers."""
 
 _PATHS: Final = ("inputs", "out", "work", "ledger", "locks")
 
 
 class InputBlob(NamedTuple):
-    """An input file of a stage, by its content in the remote cache.
+    """An input file of a stage, identified by its content in the remote cache.
 
-    `path` is the user's path of a file from outside; empty for a file of another stage.
+    `path` is the user's path of a file from outside the store; empty for another stage's file.
     """
 
     digest: str
@@ -59,8 +59,8 @@ class InputBlob(NamedTuple):
 class StageRequest(NamedTuple):
     """A stage to run on a worker.
 
-    `token` marks its events, `key` names all of its inputs, `call` is a StageCall without paths, and `resources`
-    are those that dask assigned.
+    `token` marks its events, `key` covers all of its inputs, `call` is a StageCall without paths, and `resources` are
+    those that dask assigned to it.
     """
 
     token: str
@@ -73,7 +73,7 @@ class StageRequest(NamedTuple):
 
 
 class StageResponse(NamedTuple):
-    """The end of a stage on a worker: its result with the end of its log, and its files by name."""
+    """The outcome of a stage on a worker: its result, the end of its log, and its files by name."""
 
     result: StageResult
     files: dict[str, BlobRef]
@@ -81,21 +81,21 @@ class StageResponse(NamedTuple):
 
 
 def call_without_paths(call: StageCall) -> dict[str, Json]:
-    """Return the JSON of a call, without the paths of one machine."""
+    """Return a call as JSON, without paths, because these are valid on one machine only."""
     return {name: value for name, value in to_json(call).items() if name not in _PATHS}
 
 
-# A resource that many stages may use at a time is not scarce.
+# The amount of a resource that any number of stages may use at a time.
 _UNLIMITED: Final = 1e6
 _SHORT_DIGEST: Final = 12
 _MISSING: Final = "not installed"
 
 
 class WorkerDescription(NamedTuple):
-    """The software and hardware that a worker's results and measurements depend on.
+    """The software and hardware that determine a worker's results and measurements.
 
-    `tvmflow` is version and digest of this package, `cpu` a digest of all CPU features and the usable cores, `host`
-    the CPU for people, and `tools` the identity of each distribution that a stage may use.
+    `tvmflow` is the version and digest of this package, `cpu` a digest of the CPU features and usable cores, `host` the
+    CPU's name for people, `tools` the identity of each distribution that a stage may use.
     """
 
     tvmflow: str
@@ -106,7 +106,7 @@ class WorkerDescription(NamedTuple):
 
 
 def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
-    """Return the description of this machine: all tools that a stage may use, or only `tools`."""
+    """Return the description of this machine, with all tools that stages may use, or only `tools`."""
     host = read_host()
     return WorkerDescription(
         tvmflow=f"{VERSION}+{_digest_package()}",
@@ -118,7 +118,7 @@ def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
 
 
 def list_tools() -> list[str]:
-    """Return all distributions that a stage may use."""
+    """Return all distributions that stages may use."""
     tools = {tool for stage in STAGES.values() for tool in stage.TRAITS.tools}
     tools |= {tool for backend in BACKENDS.values() for tool in backend.TOOLS}
     for frontend in FRONTENDS.values():
@@ -127,7 +127,7 @@ def list_tools() -> list[str]:
 
 
 def _digest_package() -> str:
-    """Return a digest of this package: two checkouts can have the same version."""
+    """Return a digest of this package, because two checkouts can have the same version."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -137,13 +137,13 @@ def _digest_package() -> str:
 
 
 def offered_resources(worker: WorkerDescription) -> dict[str, float]:
-    """Return the resources of a worker. It has its CPU once: one measurement at a time uses it."""
+    """Return a worker's resources. It offers its CPU once, so only one measurement uses it at a time."""
     unlimited = [*_resource_names(worker, worker.tools), f"host:{worker.host}"]
     return {**dict.fromkeys(unlimited, _UNLIMITED), f"cpu:{worker.cpu}": 1.0}
 
 
 def parse_resources(resources: Mapping[str, float]) -> WorkerDescription | None:
-    """Return the description of a worker with these resources; None if `tvmflow worker` did not start it."""
+    """Return the description in a worker's resources; None if `tvmflow worker` did not start the worker."""
     values = dict(name.split(":", 1) for name in resources if ":" in name)
     own = {name: values.pop(name, None) for name in ("tvmflow", "platform", "cpu", "host")}
     if None in own.values():
@@ -152,7 +152,7 @@ def parse_resources(resources: Mapping[str, float]) -> WorkerDescription | None:
 
 
 def required_resources(call: StageCall, planner: WorkerDescription) -> dict[str, float]:
-    """Return the resources of dask that a stage requires, for a plan made on the machine `planner`."""
+    """Return the dask resources that a stage requires if the plan was made on the machine `planner`."""
     required = dict.fromkeys(_resource_names(planner, call.tools), 1.0)
     return {**required, f"cpu:{planner.cpu}": 1.0} if measures_cpu(call) else required
 
@@ -162,7 +162,7 @@ def _resource_names(worker: WorkerDescription, tools: Iterable[str]) -> list[str
 
 
 def _versions(worker: WorkerDescription, tools: Iterable[str]) -> dict[str, str]:
-    """Return what must be the same where a stage with these tools is planned and where it runs."""
+    """Return the versions that must be equal on the planning machine and where the stage runs."""
     tool_versions = {tool: worker.tools.get(tool, _MISSING) for tool in tools}
     return {"tvmflow": worker.tvmflow, "platform": worker.platform, **tool_versions}
 
@@ -175,7 +175,7 @@ def measures_cpu(call: StageCall) -> bool:
 def list_incompatibilities(
     call: StageCall, planner: WorkerDescription, worker: WorkerDescription | None
 ) -> list[str]:
-    """Return the reasons why a worker cannot run a stage; none when it can."""
+    """Return the reasons why a worker cannot run a stage; empty if it can."""
     reasons = list_version_mismatches(planner, worker, call.tools)
     if worker and measures_cpu(call) and worker.cpu != planner.cpu:
         reasons.append(f"its CPU is {worker.host}, and the plan is for {planner.host}")
@@ -185,7 +185,7 @@ def list_incompatibilities(
 def list_version_mismatches(
     planner: WorkerDescription, worker: WorkerDescription | None, tools: Iterable[str]
 ) -> list[str]:
-    """Return the differences by which a worker would compute another result than the planning machine."""
+    """Return the version differences due to which a worker's result would differ from the planner's."""
     if worker is None:
         return ["it was not started by `tvmflow worker`"]
     versions = _versions(worker, tools)
@@ -198,13 +198,13 @@ def list_version_mismatches(
 
 STORE_VARIABLE: Final = "TVMFLOW_WORKER_STORE"
 REMOTE_VARIABLE: Final = "TVMFLOW_WORKER_REMOTE"
-"""Environment variables of the process that dask starts: its store, and its remote cache if `tvmflow worker` names one."""
+"""Variables of the process that dask starts: its store, and the remote cache if the command names one."""
 
 _MAX_LOG_BYTES: Final = 1 << 18
 _POLL_S: Final = 0.2
 _PUSH_INTERVAL_S: Final = 20.0
 
-# Fork servers with TVM loaded that wait for the next stage.
+# Fork servers that have TVM loaded, and wait for the next stage.
 _idle: Final[list[ProcessExecutor]] = []
 
 
@@ -230,13 +230,13 @@ class WorkerTask:
         self.send({"event": event})
 
     def is_abandoned(self) -> bool:
-        """Return whether the run that submitted it is gone, or was cancelled."""
+        """Return whether the run that submitted the stage is gone or was cancelled."""
         state = self._worker.state.tasks.get(self._key)
         return state is None or state.state in ("cancelled", "released", "forgotten")
 
 
 def run_stage(request: dict[str, Json]) -> dict[str, Json]:
-    """Run a stage to its end. dask calls it with a StageRequest as JSON, and gets a StageResponse as JSON."""
+    """Run a stage to its end. Called by dask with a StageRequest as JSON; returns a StageResponse as JSON."""
     task, started = WorkerTask(str(request["token"])), time.monotonic()
     task.send({"begun": task.worker})
     try:
@@ -278,7 +278,7 @@ def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
 
 
 def _check_unchanged(request: StageRequest) -> None:
-    """Raise EnvironmentProblem when this machine no longer has what its worker offered to the scheduler."""
+    """Raise EnvironmentProblem if this machine changed since its worker announced its resources."""
     packages.forget()
     here = describe_this_host(request.call["tools"])
     offered = offered_resources(here)
@@ -292,7 +292,7 @@ def _check_unchanged(request: StageRequest) -> None:
 
 @functools.cache
 def _open_store(folder: str) -> LocalStore:
-    """Return the store of this process, which remembers the files that it has verified."""
+    """Return this process's store, which remembers the files that it has verified."""
     store = LocalStore(folder)
     store.create()
     return store
@@ -340,7 +340,7 @@ def _fetch(connection: RemoteConnection, store: LocalStore, blob: BlobRef) -> No
 
 
 def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageCall:
-    """Return the stage with paths of this machine. A file from outside keeps its name, for messages."""
+    """Return the stage with this machine's paths; outside files keep their names, for messages."""
     inputs = {}
     links = Path(claim.folder, "inputs")
     for number, (name, blob) in enumerate(request.inputs.items()):
@@ -371,7 +371,7 @@ def _upload_outputs(
 def _with_user_paths(
     result: StageResult, log: Path, request: StageRequest, call: StageCall
 ) -> StageResult:
-    """Return the result with the end of its log, in which files from outside have the user's paths."""
+    """Return the result with the end of its log, with the user's paths for files from outside the store."""
     texts = [result.message, result.fix, read_end(log, _MAX_LOG_BYTES)]
     for name, blob in request.inputs.items():
         if blob.path:
@@ -382,12 +382,12 @@ def _with_user_paths(
 
 @contextlib.contextmanager
 def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor]:
-    """Yield an executor, and cancel its stage when nobody waits for it any more."""
+    """Yield an executor; its stage is cancelled once nobody waits for it any more."""
     try:
         executor = _idle.pop()
     except IndexError:
         executor = ProcessExecutor()
-    # before anybody may cancel it: a server that has not started cannot be cancelled
+    # Started before anybody can cancel: a server that has not started cannot be cancelled.
     executor.start()
     done = threading.Event()
 
@@ -414,9 +414,9 @@ def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor
 def _share_trials(
     connection: RemoteConnection, call: StageCall, on_event: OnEvent
 ) -> Iterator[OnEvent]:
-    """Pull the trials of others before a search; push new ones repeatedly, as a worker may be lost.
+    """Pull others' trials before a search; push new ones repeatedly, because a worker may be lost.
 
-    Yields the function that takes the stage's events in place of `on_event`. Stages without trials are left alone.
+    Yields the function to call with the stage's events instead of `on_event`. Stages without trials are not affected.
     """
     uses_ledger = call.traits.uses_ledger
     machine_class = remote_ledger.measured_machine_class(call.settings) if uses_ledger else None
@@ -453,7 +453,7 @@ def _share_trials(
 
 @contextlib.contextmanager
 def _reported(connection: RemoteConnection) -> Iterator[None]:
-    """Report problems in the block: trials that cannot be shared are still in this machine's ledger."""
+    """Report problems in the block instead of raising them: unshared trials stay in this machine's ledger."""
     try:
         yield
     except (TransferError, TvmflowError) as problem:

@@ -1,7 +1,7 @@
-"""The plug-in for dask clusters: executor, scheduler and worker. Only its entry point names it.
+"""The dask plug-in: executor, scheduler and worker. Only its entry point refers to it.
 
-Files go through the remote cache by digest; dask gets small JSON. When a worker ends while it runs a stage, dask
-gives the stage to another one. A stage runs in a child of the worker, so that a crash in native code is a result.
+Files go through the remote cache by digest; dask only transfers small JSON. If a worker ends during a stage, dask
+gives the stage to another worker. A stage runs in a child of the worker, so that a crash in native code is a result.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _POLL_S: Final = 0.05
 _CONNECT_S: Final = 10.0
 _WAIT_STEP_S: Final = 0.5
 _CHECK_WORKERS_S: Final = 2.0
-# A nanny starts its worker again, which takes some seconds.
+# After a worker ends, its nanny starts it again within some seconds.
 _RESTART_S: Final = 20.0
-# A stage is not tried on more workers than this, however long the scheduler has run.
+# A stage is tried on at most this many workers, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2
 _MAX_WORKERS: Final = 3
 _MAX_LISTED: Final = 8
@@ -64,7 +64,7 @@ _COMMON_TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
 _RETRY_S: Final = 2.0
 _END_S: Final = 1.2
 _DEATH_TIMEOUT_S: Final = 30.0
-# dask's page of metrics has any port, so that two processes of one machine do not clash
+# dask's metrics page gets any free port, so that two processes on one machine do not clash.
 _LOCAL_METRICS: Final = "127.0.0.1:0"
 
 
@@ -83,11 +83,11 @@ def find_scheduler(option: str | None) -> str:
 
 
 class DaskExecutor:
-    """Runs stages on the workers of a scheduler. It connects when the first stage must run."""
+    """Runs stages on a scheduler's workers. Connects when the first stage runs."""
 
     def __init__(self, context: ExecutorContext) -> None:
         self._context = context
-        # before planning: a missing remote cache is reported at once
+        # Opened before planning, so that a missing remote cache is reported at once.
         self._remote_url, self._connection = context.open_remote(lambda: self.cancelled)
         self._files = FileTransfer(context.store, self._connection)
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class DaskExecutor:
             return self._cluster
 
     def _on_cluster_event(self, dask_event: tuple[float, Mapping[str, Any]]) -> None:
-        """Take an event of any run on this cluster: called by dask in a thread that must not wait."""
+        """Take an event of any run on this cluster. dask calls this in a thread that must not block."""
         _, message = dask_event
         stage = self._running.get(message.get("token", ""))
         if stage is None:
@@ -117,11 +117,11 @@ class DaskExecutor:
         if "event" in message:
             stage.events.append(dict(message["event"]))
         else:
-            # dask itself adds a field `worker`, which is an address
+            # dask adds a field `worker` with an address itself, so this one has another name.
             stage.workers.append(str(message["begun"]))
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
-        """Run a stage on a worker, and download its outputs; EnvironmentProblem or Interrupted."""
+        """Run a stage on a worker and download its outputs; raises EnvironmentProblem or Interrupted."""
         cluster = self._connect()
         log.parent.mkdir(parents=True, exist_ok=True)
         cluster.wait_for_worker(call)
@@ -141,7 +141,7 @@ class DaskExecutor:
         log.write_text(f"ran on worker {response.worker}\n{response.result.log}")
         machine_class = remote_ledger.measured_machine_class(call.settings)
         if call.traits.uses_ledger and machine_class is not None:
-            # the trials that the worker measured
+            # Fetch the trials that the worker measured.
             with contextlib.suppress(TransferError, StoreError, Interrupted):
                 remote_ledger.pull_trials(self._connection, machine_class)
         return response.result._replace(log=str(log))
@@ -163,11 +163,11 @@ class DaskExecutor:
 
     def cancel(self) -> None:
         """Stop every running stage, and let none start."""
-        # may be called by a signal handler at any moment: waiters for a stage poll this
+        # A signal handler may call this at any moment, so it only sets a flag, which waiting threads poll.
         self.cancelled = True
 
     def close(self) -> None:
-        """Disconnect; stages of this run that still run on the cluster are stopped."""
+        """Disconnect; this run's stages on the cluster are stopped."""
         if self._cluster is not None:
             # the scheduler may be gone
             with contextlib.suppress(Exception):
@@ -198,7 +198,7 @@ class FileTransfer:
         return InputBlob(blob.digest, size, path)
 
     def _upload_copy(self, path: str, blob: BlobRef) -> None:
-        """Upload a copy: a file that changes meanwhile must not be stored under its earlier digest."""
+        """Upload a copy, because a file that changes meanwhile must not be stored under its earlier digest."""
         copy = Path(self._store.blobs.temporary_path())
         try:
             with disk_errors(self._store.root):
@@ -226,7 +226,7 @@ class FileTransfer:
 
     @contextlib.contextmanager
     def remote_errors(self) -> Iterator[None]:
-        """Raise problems of the remote cache in the block as EnvironmentProblem."""
+        """Re-raise the remote cache's errors in the block as EnvironmentProblem."""
         try:
             yield
         except TransferError as problem:
@@ -237,7 +237,7 @@ class FileTransfer:
 
 
 class RemoteStage:
-    """A stage that was submitted to the cluster; dask's thread fills `events` and `workers`."""
+    """A stage submitted to the cluster; dask's thread fills `events` and `workers`."""
 
     def __init__(self, cluster: DaskCluster, call: StageCall, request: StageRequest) -> None:
         self.events: deque[Event] = deque()
@@ -250,7 +250,7 @@ class RemoteStage:
 
     @contextlib.contextmanager
     def submitted(self) -> Iterator[None]:
-        """Submit the stage; at the end of the block, release it, or stop it where it still runs."""
+        """Submit the stage. At the end of the block, release it; if it still runs, stop it."""
         self._future = self._cluster.client.submit(
             cluster_worker.run_stage,
             codec.to_json(self._request),
@@ -261,7 +261,7 @@ class RemoteStage:
         try:
             yield
         finally:
-            # the connection may be lost by now
+            # The connection may be lost by then.
             with contextlib.suppress(Exception):
                 if self._future.done():
                     self._future.release()
@@ -271,9 +271,9 @@ class RemoteStage:
     def wait(
         self, on_event: OnEvent, is_cancelled: Callable[[], bool], patience_s: float
     ) -> StageResponse | None:
-        """Pass on the events of the stage until it ends; return its response, or None when cancelled.
+        """Pass on a stage's events until it ends; return its response, or None if it was cancelled.
 
-        For `patience_s` seconds there may be no worker that can run it.
+        Gives up if for `patience_s` seconds no worker can run the stage.
         """
         served_s = next_s = time.monotonic()
         while self._future.status == "pending":
@@ -327,7 +327,7 @@ def _workers_lost(names: list[str]) -> EnvironmentProblem:
 
 
 class Worker(NamedTuple):
-    """A worker of the cluster: its name, the number of stages that it runs at a time, its description."""
+    """A worker of the cluster: its name, its slots (stages at a time), and its description."""
 
     name: str
     slots: int
@@ -335,7 +335,7 @@ class Worker(NamedTuple):
 
 
 class DaskCluster:
-    """A connected cluster, seen from the machine that made the plan."""
+    """A connected cluster, compared with the machine that made the plan."""
 
     def __init__(self, context: ExecutorContext, is_cancelled: Callable[[], bool]) -> None:
         self._context = context
@@ -360,7 +360,7 @@ class DaskCluster:
         ]
 
     def wait_for_slots(self) -> int:
-        """Return how many stages the workers run at a time; notify the user of unusable workers."""
+        """Wait for workers; return how many stages they run at a time, and tell the user about unusable ones."""
         slots, refused = 0, list[str]()
         for _ in self._wait_steps():
             slots, refused = self._count_slots()
@@ -379,7 +379,7 @@ class DaskCluster:
         return slots
 
     def _count_slots(self) -> tuple[int, list[str]]:
-        """Return the slots of all usable workers, and the reasons against the others."""
+        """Return the slots of all usable workers, and why the others are unusable."""
         slots, refused = 0, []
         for worker in self.list_workers():
             mismatches = cluster_worker.list_version_mismatches(
@@ -401,7 +401,7 @@ class DaskCluster:
         raise self.no_worker(reasons or [])
 
     def refusals(self, call: StageCall) -> list[str] | None:
-        """Return why each of the workers cannot run a stage; None when one of them can."""
+        """Return why no worker can run a stage, a reason for each; None if one of them can."""
         refusals = []
         for worker in self.list_workers():
             reasons = cluster_worker.list_incompatibilities(call, self.planner, worker.description)
@@ -412,7 +412,7 @@ class DaskCluster:
         return refusals
 
     def _wait_steps(self) -> Iterator[None]:
-        """Yield at intervals while workers are waited for, and once at the end."""
+        """Yield at intervals while waiting for workers, and once more at the end."""
         deadline = time.monotonic() + self._context.wait_s
         while time.monotonic() < deadline and not self._is_cancelled():
             yield
@@ -429,7 +429,7 @@ class DaskCluster:
         )
 
     def connection_lost(self) -> EnvironmentProblem:
-        """Return the error for a scheduler that is gone."""
+        """Return the error for a lost scheduler."""
         return EnvironmentProblem(
             f"the connection to the scheduler {self._context.scheduler} was lost",
             fix="run again when it is back; finished results are kept",
@@ -466,12 +466,12 @@ def _import_distributed(user: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if it has no message."""
+    """Return the first line of an error's message; if there is no message, the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_certificates(address: str, role: str) -> None:
-    """Raise EnvironmentProblem when dask lacks the certificates of a role for `tls://…`."""
+    """Raise EnvironmentProblem if dask has no certificates for a role with `tls://…`."""
     if not address.startswith("tls://"):
         return
     from distributed import Security
@@ -500,7 +500,7 @@ def _first_lines(lines: list[str]) -> list[str]:
 
 
 def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
-    """Run a scheduler until it is interrupted, or raise EnvironmentProblem for the address."""
+    """Run a scheduler until it is interrupted; EnvironmentProblem if it cannot listen at the address."""
     distributed = _import_for_server()
     if tls:
         _check_certificates("tls://", "scheduler")
@@ -538,7 +538,7 @@ def serve_worker(
     remote_url: str,
     notify: Notify,
 ) -> None:
-    """Run a worker until it is interrupted; when the scheduler goes away, wait for it."""
+    """Run a worker until it is interrupted; if the scheduler goes away, wait until it returns."""
     distributed = _import_for_server()
     _check_certificates(scheduler, "worker")
     name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -552,8 +552,8 @@ def serve_worker(
     )
 
     async def start_nanny() -> Any:
-        """Start dask's nanny, which starts the worker's process, and starts it again when it dies."""
-        # without an address, dask listens on all networks of this machine
+        """Start dask's nanny, which starts the worker's process, and restarts it if it dies."""
+        # Without an address, dask would listen on all of this machine's networks.
         own_address = host or await _find_own_address(scheduler)
         return await distributed.Nanny(
             scheduler,
@@ -561,7 +561,7 @@ def serve_worker(
             name=name,
             host=own_address,
             resources=cluster_worker.offered_resources(description),
-            # the memory of stages is not the worker's own
+            # No limit: dask would count the memory of stages as the worker's own.
             memory_limit=0,
             death_timeout=_DEATH_TIMEOUT_S,
             silence_logs=logging.CRITICAL,
@@ -600,7 +600,7 @@ def serve_worker(
 
 
 async def _find_own_address(scheduler: str) -> str:
-    """Return the address by which this machine reaches the scheduler."""
+    """Return the address of this machine on the network that leads to the scheduler."""
     host, _, port = scheduler.partition("://")[2].rpartition(":")
     connection = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connection, _RETRY_S)
@@ -617,7 +617,7 @@ async def _pause(stopped: asyncio.Event) -> None:
 async def _serve_until_interrupted(
     serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then end in order if that takes no longer than `_END_S`."""
+    """Serve until SIGINT or SIGTERM, then shut down cleanly, but for at most `_END_S` seconds."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -632,20 +632,20 @@ def _stop(stopped: asyncio.Event) -> None:
 
     if not stopped.is_set():
         stopped.set()
-        # dask waits for other machines when it ends
+        # dask's shutdown waits for other machines.
         timer = threading.Timer(_END_S, end)
         timer.daemon = True
         timer.start()
 
 
 def _import_for_server() -> Any:
-    # inherited by the process that dask starts, which configures its logging on import
+    # The process that dask starts inherits this, and configures logging when it is imported.
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     return _import_distributed("this")
 
 
 def _describe_cause(error: BaseException) -> str:
-    # dask's own message is about its process
+    # dask's own message only says that its process failed; the cause says why.
     while error.__cause__ is not None:
         error = error.__cause__
     return _first_line(error)

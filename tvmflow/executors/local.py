@@ -1,4 +1,4 @@
-"""The executor that runs each stage in a process of its own on this machine."""
+"""The local executor: each stage runs in its own process on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log: Final = logging.getLogger(__name__)
 
 _RUN_STAGE: Final = "tvmflow.executors.stage_worker:run_stage"
 _LOG_END_BYTES: Final = 4096
-# Parts of messages of Python, C++ and the kernel.
+# Parts of out-of-memory messages from Python, C++ and the kernel.
 _NO_MEMORY: Final = ("MemoryError", "bad_alloc", "memory ran out")
 PRELOADED: Final = (
     *("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.stage_worker"),
@@ -33,12 +33,12 @@ PRELOADED: Final = (
 """Modules that the fork server imports once for all stages."""
 
 
-# A server that was started before its executor, which takes it over.
+# A server started before its executor exists, which then takes it over.
 _spare: ForkServer | None = None
 
 
 def start_early() -> ForkServer:
-    """Start the fork server of the next executor, which loads TVM while the caller plans, and return it."""
+    """Start and return the next executor's fork server, which loads TVM while the caller plans."""
     global _spare
     if _spare is None:
         _spare = ForkServer.start(PRELOADED)
@@ -46,7 +46,7 @@ def start_early() -> ForkServer:
 
 
 def query_targets(targets: Sequence[Json]) -> list[Json]:
-    """Return what LLVM says of targets, from the fork server of the next executor: TVM is loaded once."""
+    """Query LLVM about targets in the next executor's fork server, so that TVM is loaded only once."""
     return query_targets_in_children(targets, start_early())
 
 
@@ -57,9 +57,9 @@ def _take_spare() -> ForkServer | None:
 
 
 def close_spare() -> None:
-    """End the server that was started early, if no executor has taken it over."""
+    """End the server that was started early, unless an executor has taken it over."""
     if (spare := _take_spare()) is not None:
-        # it may still load TVM
+        # The server may still be loading TVM.
         spare.cancel()
         spare.close()
 
@@ -76,13 +76,13 @@ class ProcessExecutor:
         self.cancelled = False
 
     def start(self) -> None:
-        """Start the fork server, which loads TVM while the caller goes on; does nothing if it runs."""
+        """Start the fork server, which loads TVM in the background; does nothing if it is running."""
         self._running_server()
 
     def _running_server(self) -> ForkServer:
         with self._starting:
             if self._fork_server is not None and self._fork_server.is_gone:
-                # the kernel may have killed it when memory ran out; stages that are left need one
+                # The kernel may have killed the server when memory ran out; the remaining stages need another one.
                 self._fork_server.close()
                 self._fork_server = None
             if self._fork_server is None:
@@ -90,7 +90,7 @@ class ProcessExecutor:
             return self._fork_server
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
-        """Run a stage to its end; a failure or a crash is a result, not an exception."""
+        """Run a stage to its end; a failure or crash is returned as a result, not raised."""
         fork_server = self._running_server()
         if self.cancelled:
             return _make_result(Outcome("cancelled", 0.0, "the run was cancelled"), log)
@@ -99,14 +99,14 @@ class ProcessExecutor:
             outcome = self._call_watched(fork_server, call, log, on_event)
         _log.debug("%s: %s after %.2f s", call.stage, outcome.kind, outcome.seconds)
         if outcome.kind == "crashed":
-            # a library that writes to mapped memory is killed when the disk is full
+            # A full disk kills a process that writes to a memory-mapped file, without an error message.
             outcome = _explain_crash(outcome, call, log)
         return _make_result(_add_fix(outcome), log)
 
     def _call_watched(
         self, fork_server: ForkServer, call: StageCall, log: Path, on_event: OnEvent
     ) -> Outcome:
-        """Run a stage in a child that is stopped when it takes too much memory."""
+        """Run a stage in a child process, which is stopped if it uses too much memory."""
         pids: list[int] = []
         excess: MemoryExcess | None = None
 
@@ -144,9 +144,9 @@ class ProcessExecutor:
 
 @contextlib.contextmanager
 def _shared_cpu(call: StageCall) -> Iterator[None]:
-    """Share this machine's CPU with other stages, and wait while a stage measures on it.
+    """Share this machine's CPU with other stages; waits while a stage measures on it.
 
-    A measuring stage locks its device itself, only while it measures.
+    A measuring stage does not wait here: it locks the CPU itself, only while it measures.
     """
     if call.traits.measures:
         yield
@@ -156,7 +156,7 @@ def _shared_cpu(call: StageCall) -> Iterator[None]:
 
 
 def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) -> Outcome:
-    """Return the end of a stage with too much memory as its cause, if that is what it failed of."""
+    """Return the outcome with its cause, excessive memory, if the stage failed for that reason."""
     is_exhausted = any(text in outcome.message for text in _NO_MEMORY)
     if outcome.kind not in ("error", "crashed") or not (excess or is_exhausted):
         return outcome
@@ -171,7 +171,7 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
     if excess is not None and not excess.is_shared:
         fix = "set a larger --stage-memory or stage_memory, or use a machine with more memory"
     else:
-        # nobody has set a limit
+        # Memory ran out without a limit of the user's.
         fix = "run fewer stages at a time (--jobs 1), or use a machine with more memory"
     if excess is not None:
         outcome = outcome._replace(kind="error", error="StageError")
@@ -179,7 +179,7 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
 
 
 def read_end(log: Path, max_bytes: int) -> str:
-    """Return the end of a log; empty if there is none."""
+    """Return the end of a log; empty if there is no log."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(max(log.stat().st_size - max_bytes, 0))
         return stream.read().decode(errors="replace")
@@ -192,10 +192,10 @@ def _last_line(log: Path) -> str:
 
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
-    # with all stages, which whoever starts a process early does not wait for
+    # Imported here because it imports all stages, for which an early start must not wait.
     from tvmflow.executors.stage_worker import list_written_folders
 
-    # LLVM ends the process with a line in the log
+    # LLVM aborts when the disk is full, after writing a line to the log.
     problem = find_disk_problem([*list_written_folders(call), log], _last_line(log))
     if problem is None:
         return outcome

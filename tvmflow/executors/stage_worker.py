@@ -1,4 +1,4 @@
-"""The function that a child of the fork server calls: it runs one stage."""
+"""The function that a fork server's child calls: it runs one stage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     except (EnvironmentProblem, VerifyFailed):
         raise
     except Exception as error:
-        # libraries have errors of their own for a full disk
+        # Libraries report a full disk with error types of their own.
         problem = find_disk_problem(list_written_folders(call), str(error))
         if problem is None:
             raise
@@ -47,12 +47,12 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
 
 
 def list_written_folders(call: StageCall) -> list[str]:
-    """Return the folders that a stage writes to, those for temporary files apart."""
+    """Return the folders that a stage writes to, without those for temporary files."""
     return [call.out, call.work, *([call.ledger] if call.traits.uses_ledger else [])]
 
 
 def _check_tools(call: StageCall) -> None:
-    """Raise EnvironmentProblem if a package here differs from the one that the stage was planned with."""
+    """Raise EnvironmentProblem if an installed package differs from the one that the plan was made with."""
     for name, planned in call.tools.items():
         actual = packages.identity(name)
         if actual != planned:

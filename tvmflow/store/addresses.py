@@ -18,7 +18,7 @@ SCHEMES: Final = (HUB, OCI, *_WEB, "file", *BUCKETS)
 _HUB_FORM: Final = "hf://ORGANIZATION/NAME/FILE@COMMIT"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-# The first part of addresses on the Hub of something that is not a model.
+# The first part of Hub addresses that do not name a model.
 _OTHER_KINDS: Final = frozenset({"datasets", "spaces", "buckets", "kernels"})
 
 OCI_FORM: Final = "oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:DIGEST"
@@ -30,16 +30,16 @@ _OCI: Final = re.compile(
     r"(?:#(?P<path>.+))?"
 )
 _MAX_OCI_NAME: Final = 255
-# Programs differ in how they read other characters, such as a backslash, in a host.
+# Programs disagree about other characters in a host, such as a backslash, so they are refused.
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 
 
 class InvalidAddress(ValueError):
-    """An address that names no file. The text is for people, without what may be secret."""
+    """An address that names no file. The text is for people, and contains no secrets."""
 
 
 class HubFile(NamedTuple):
-    """A file of a repository, `ORGANIZATION/NAME`, on the Hub: its path at a commit, a branch or a tag."""
+    """A file in a Hub repository (`ORGANIZATION/NAME`): its path, and a commit, branch or tag."""
 
     repository: str
     path: str
@@ -47,18 +47,18 @@ class HubFile(NamedTuple):
 
     @property
     def is_pinned(self) -> bool:
-        """True for a full commit hash, which always names the same content."""
+        """True for a full commit hash, whose content never changes."""
         return bool(_COMMIT.fullmatch(self.revision))
 
     @property
     def address(self) -> str:
-        """The address as recipes write it."""
+        """The address as it is written in recipes."""
         revision = f"@{self.revision}" if self.revision else ""
         return f"{HUB}://{self.repository}/{self.path}{revision}"
 
 
 class OciReference(NamedTuple):
-    """An artifact in an OCI registry: host and repository, tag or digest, and perhaps one of its files."""
+    """An artifact in an OCI registry: host, repository, tag or digest, and optionally one of its files."""
 
     host: str
     name: str
@@ -68,18 +68,18 @@ class OciReference(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The digest, or else the tag, as requests take it."""
+        """The digest if there is one, else the tag, as requests contain it."""
         return self.digest or self.tag
 
     @property
     def address(self) -> str:
-        """The address as recipes write it."""
+        """The address as it is written in recipes."""
         version = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
         return f"{OCI}://{self.host}/{self.name}{version}" + (f"#{self.path}" if self.path else "")
 
 
 def is_address(text: str) -> bool:
-    """Return whether the value of a field is an address, not a path."""
+    """Return whether a field's value is an address rather than a path."""
     return "://" in text
 
 
@@ -89,7 +89,7 @@ def scheme_of(address: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Check an address without a request; InvalidAddress if no file can have it, or it has credentials."""
+    """Check an address without a request; InvalidAddress if it cannot name a file, or has credentials."""
     scheme = scheme_of(address)
     if scheme not in SCHEMES:
         valid = ", ".join(SCHEMES)
@@ -104,7 +104,7 @@ def check_address(address: str) -> None:
         return
     try:
         parts = urllib.parse.urlsplit(address)
-        # A port that is not a number may be a part of a password.
+        # A port that is not a number may be part of a password.
         host, _ = parts.hostname, parts.port
     except ValueError:
         raise InvalidAddress("this is not a valid URL") from None
@@ -123,7 +123,7 @@ def check_address(address: str) -> None:
 
 
 def _check_web_address(host: str, path: str) -> None:
-    """Check what a request would fail with in other ways than with an answer."""
+    """Check what would make a request fail before the server answers."""
     try:
         is_host = bool(_HOST.fullmatch(host.encode("idna").decode()))
     except UnicodeError:
@@ -135,9 +135,9 @@ def _check_web_address(host: str, path: str) -> None:
 
 
 def token_variable(host: str) -> str:
-    """Return the environment variable with the token for a host; empty for a name that hosts do not have.
+    """Return the name of the environment variable with a host's token; empty for an invalid host name.
 
-    As in Terraform's `TF_TOKEN_…`, a dot becomes `_` and a hyphen `__`, so that no two hosts share a variable.
+    As in Terraform's `TF_TOKEN_…`, a dot becomes `_` and a hyphen `__`, so that hosts cannot share a variable.
 
     >>> token_variable("models.my-team.example")
     'TVMFLOW_TOKEN_MODELS_MY__TEAM_EXAMPLE'
@@ -151,7 +151,7 @@ def token_variable(host: str) -> str:
 
 
 def parse_hub_file(address: str) -> HubFile:
-    """Return the file of a repository that an address names; a revision follows its name, or the path."""
+    """Return the Hub file that an address names; the revision may follow the repository or the path."""
     first, *parts = address.partition("://")[2].removeprefix("models/").split("/")
     if first in _OTHER_KINDS:
         raise InvalidAddress(f"only models are read from the Hub: write it as {_HUB_FORM}")
@@ -180,7 +180,7 @@ def parse_oci_reference(address: str) -> OciReference:
 
 
 def sibling(address: str, name: str) -> str:
-    """Return the address of a file by its path from the folder of another file.
+    """Return the address of a file, given its path relative to the folder of another file.
 
     >>> sibling("hf://org/net/onnx/model.onnx@main", "model.onnx_data")
     'hf://org/net/onnx/model.onnx_data@main'
@@ -197,7 +197,7 @@ def sibling(address: str, name: str) -> str:
 
 
 def with_suffix(address: str, suffix: str) -> str:
-    """Return the address of a file whose path has a suffix more.
+    """Return the address with a suffix appended to the file's path.
 
     >>> with_suffix("hf://org/net/digits@main", "-symbol.json")
     'hf://org/net/digits-symbol.json@main'
@@ -217,7 +217,7 @@ def file_name(address: str) -> str:
 
 
 def without_secrets(address: str) -> str:
-    """Return an address without what may be secret in it: name and password, query, fragment.
+    """Return an address without user, password, query and fragment, which may be secret.
 
     >>> without_secrets("https://me:pw@models.example:8443/net.onnx?token=1")
     'https://models.example:8443/net.onnx'
@@ -227,9 +227,9 @@ def without_secrets(address: str) -> str:
     try:
         parts = urllib.parse.urlsplit(address)
     except ValueError:
-        # its secret part cannot be distinguished from the rest
+        # An invalid address is not split reliably, so everything after the scheme may be secret.
         return f"{excerpt(scheme_of(address))}://…"
     host = parts.netloc.rpartition("@")[2]
-    # a file of an artifact in a registry
+    # In a registry's address, the fragment is the path of a file in the artifact.
     path = parts.fragment if parts.scheme == OCI else ""
     return parts._replace(netloc=host, query="", fragment=path).geturl()

@@ -1,12 +1,12 @@
 """The folder of a store: its files, notes, leases of runs, and claims of results.
 
-    run.lock      shared by all runs; exclusive for `clean`, and for the run that sweeps
+    run.lock      shared by all runs; exclusive for `clean`, and for the run that sweeps leftovers
     runs/<name>   the lease of a run, locked until it ends; its modification time is when the run began,
                   or an earlier time to which the clock was set back since
     use.lock      shared while a result is found, added or published; exclusive while one is removed
 
-Times are those of the store's file system, so that they compare with those of its other files.
-`garbage_collection` explains why nothing that a run needs can be removed.
+Times are those of the store's file system, so that they are comparable with its files' times.
+`garbage_collection` explains why nothing that a run needs is removed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.file_locks import Locked, lock, open_lock_file
 from tvmflow.core.files import flush_file, read_regular, sync, temporary_name
 
-# What reading answers for a folder, a pipe, a circle of links, a bad sector.
+# The errors of reading a folder, a pipe, a loop of links, or a bad sector.
 _UNREADABLE = (errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.EIO)
-# How often a file is written again when another run swept its temporary file.
+# How often to write a file again after another run swept its temporary file.
 _ATTEMPTS = 5
 
 
 def is_damage(error: OSError, path: str) -> bool:
-    """Return whether a read error means damage: not a failing system, and not another user's file."""
+    """Return whether a read error means damage, rather than a failing system or another user's file."""
     if error.errno in (errno.EACCES, errno.EPERM):
         with contextlib.suppress(OSError):
             return os.lstat(path).st_uid == os.geteuid()
@@ -40,23 +40,23 @@ def is_damage(error: OSError, path: str) -> bool:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder with everything in it, if it exists."""
-    # importing shutil takes longer than all of an up-to-date run's work in the store
+    # Importing shutil takes longer than an up-to-date run spends in the store.
     import shutil
 
     if os.path.isdir(folder):
-        # stored files are read-only, which does not stop their folder from removing them
+        # Stored files are read-only, but they can be removed because their folder is writable.
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class StoreFolder:
-    """The folder of a store; `moved` has each damaged file and where this object set it aside."""
+    """The folder of a store; `moved` lists each damaged file and where this object moved it."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.moved: list[tuple[str, str]] = []
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if it is missing, or damaged: then it is set aside."""
+        """Return a file's content; None if it is missing, or damaged, in which case it is set aside."""
         try:
             return read_regular(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +68,7 @@ class StoreFolder:
         return None
 
     def make_folder(self, path: str) -> None:
-        """Make a folder in the store; whatever else is in its place is set aside."""
+        """Create a folder in the store; anything else at this path is set aside."""
         try:
             os.makedirs(path, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -80,22 +80,22 @@ class StoreFolder:
             os.makedirs(path, exist_ok=True)
 
     def make_way(self, path: str) -> None:
-        """Make the folder of a file to be written, and set aside anything in its place but a regular file."""
+        """Create the folder for a file to be written; set aside what is at its path, except a regular file."""
         self.make_folder(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 self.set_aside(path)
 
     def open_lock(self, path: str) -> int:
-        """Return a descriptor of a lock file in the store, made if it is not there."""
-        # Asked once: whoever holds the lock may remove the file at any time, which is not damage.
+        """Return a descriptor of a lock file in the store, which is created if missing."""
+        # Asked only once: the lock's holder may remove the file at any time, which is not damage.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
                 self.set_aside(path)
         try:
             return open_lock_file(path)
         except PermissionError:
-            # a process that holds the lock keeps it, because the file stays and only its permissions are restored
+            # Restoring the permissions keeps the file, and so does not release another process's lock.
             if os.lstat(path).st_uid != os.geteuid():
                 raise
             with contextlib.suppress(OSError):
@@ -103,15 +103,15 @@ class StoreFolder:
         return open_lock_file(path)
 
     def temporary_path(self) -> str:
-        """Return an unused path in `tmp/`, on the disk of the store.
+        """Return an unused path in `tmp/`, which is on the store's disk.
 
-        A folder of its own keeps incomplete files out of `actions/` and `cas/`, and is swept as a whole.
+        Incomplete files stay out of `actions/` and `cas/` this way, and `tmp/` is swept as a whole.
         """
         self.make_folder(f"{self.root}/tmp")
         return f"{self.root}/tmp/{temporary_name()}"
 
     def write(self, data: bytes, target: str, *, flush: bool) -> None:
-        """Write a file completely or not at all; with `flush`, it is on the disk before this returns."""
+        """Write a file completely or not at all; with `flush`, it is on the disk on return."""
         for attempts_left in reversed(range(_ATTEMPTS)):
             temporary = self.temporary_path()
             try:
@@ -124,7 +124,7 @@ class StoreFolder:
                 os.replace(temporary, target)
                 break
             except FileNotFoundError:
-                # a run that began meanwhile swept it as the leftover of a killed process
+                # A run that began meanwhile took the file for a killed process's leftover.
                 if not attempts_left:
                     raise
             except BaseException:
@@ -135,7 +135,7 @@ class StoreFolder:
             sync(os.path.dirname(target))
 
     def set_aside(self, path: str) -> str:
-        """Move something damaged to `damaged/`, where users can examine it, and return its new path."""
+        """Move something damaged to `damaged/`, where users can examine it; return its new path."""
         folder = f"{self.root}/damaged"
         moved = f"{folder}/{os.path.basename(path)}"
         with contextlib.suppress(OSError):
@@ -152,12 +152,12 @@ class StoreFolder:
         return moved
 
     def sweep(self) -> None:
-        """Remove what killed processes left in `tmp/` and `runs/`. No run may be using the store."""
+        """Remove what killed processes left in `tmp/` and `runs/`. No run may use the store meanwhile."""
         for folder in (f"{self.root}/tmp", f"{self.root}/runs"):
             for name in os.listdir(folder) if os.path.isdir(folder) else ():
                 path = f"{folder}/{name}"
                 remove_tree(path)
-                # it was a folder, or another process removed it
+                # It is a folder, or another process has removed it.
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
@@ -167,11 +167,11 @@ _SEALED = frozenset({"delivered", "facts", "failures", "last", "pins", "spool", 
 
 
 class DamagedNote(ValueError):
-    """The file of a note does not have the content that was written under its name."""
+    """A note's file does not have the content that was written under its name."""
 
 
 def seal(text: str, *names: str) -> str:
-    """Return the content of the file of a note."""
+    """Return the content of a note's file, with a digest that covers the note's name."""
     return f"{_HEADER}{_digest(text, names)}\n{text}" if names[0] in _SEALED else text
 
 
@@ -206,7 +206,7 @@ class Notes:
         return Notes(self._folder, *self._prefix, *names)
 
     def read(self, *names: str) -> str | None:
-        """Return the text of a note; None when there is none, or a damaged one, which is set aside."""
+        """Return a note's text; None if there is none, or if it is damaged, in which case it is set aside."""
         content = self._folder.read(self.path(*names))
         if content is not None:
             try:
@@ -222,7 +222,7 @@ class Notes:
             self._folder.write(content, self.path(*names), flush=False)
 
     def keep(self, text: str, *names: str) -> None:
-        """Write a note that only saves time, where the store can be written."""
+        """Write a note that only saves time; does nothing if the store cannot be written."""
         with contextlib.suppress(StoreError):
             self.write(text, *names)
 
@@ -249,8 +249,8 @@ class Notes:
 
 @contextlib.contextmanager
 def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
-    """Hold `use.lock` for an instant, shared with other runs or exclusively."""
-    # each call opens the file: threads that shared a descriptor would release each other's lock
+    """Hold `use.lock` for a moment, shared with other runs or exclusively."""
+    # Each call opens the file itself: threads sharing a descriptor would release each other's lock.
     descriptor = StoreFolder(root).open_lock(f"{root}/use.lock")
     try:
         lock(descriptor, shared=not exclusive)
@@ -261,20 +261,20 @@ def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_lease(root: str) -> Iterator[int]:
-    """Hold the lease of a run while the block runs, and give the descriptor of its file."""
+    """Hold a run's lease while the block runs; yields the descriptor of its file."""
     while True:
         os.makedirs(f"{root}/runs", exist_ok=True)
         path = f"{root}/runs/{temporary_name()}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock(descriptor)
-        # before it was locked, another process may have removed it as a stale one
+        # Another process may have removed the file as stale before it was locked.
         if _is_current(descriptor, path):
             break
         os.close(descriptor)
     try:
         yield descriptor
     finally:
-        # removed before it is unlocked, so that nobody takes it for a stale one
+        # Removed before it is unlocked, so that nobody takes it for stale.
         with contextlib.suppress(OSError):
             os.unlink(path)
         os.close(descriptor)
@@ -289,12 +289,12 @@ def _is_current(descriptor: int, path: str) -> bool:
 
 
 def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
-    """Return when each active run began (ns), after removing leases of killed processes if asked to."""
+    """Return when each active run began (ns); `remove_stale` removes leases of killed processes first."""
     folder = f"{root}/runs"
     began = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = f"{folder}/{name}"
-        # a lease may be gone by now, and what is not a file is none: the next run removes it
+        # The lease may be gone by now. Anything but a file is no lease, and the next run removes it.
         if not os.path.isfile(path):
             continue
         try:
@@ -321,7 +321,7 @@ def exclude_runs(root: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
-    """Hold the lock of a file in a store; StoreError with the text `refusal` if another process holds it."""
+    """Hold a lock file in a store; StoreError with the text `refusal` if another process holds it."""
     folder, path = StoreFolder(root), f"{root}/{name}"
     with contextlib.ExitStack() as stack:
         try:
@@ -336,7 +336,7 @@ def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
 
 
 class SharedLease:
-    """The lease of all runs of this process on a store; `began_ns` is when the first began, else None."""
+    """The lease that this process's runs on a store share; `began_ns` is when the first began, or None."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
@@ -347,7 +347,7 @@ class SharedLease:
         self.began_ns: int | None = None
 
     def follow_clock(self, now_ns: int) -> None:
-        """Move the lease to an earlier time: the clock was set back, and uses count from the lease on."""
+        """Move the lease to an earlier time if the clock was set back, because uses count from it on."""
         with self._mutex:
             if self.began_ns is not None and now_ns < self.began_ns:
                 with contextlib.suppress(OSError):
@@ -356,7 +356,7 @@ class SharedLease:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[int]:
-        """Hold the lease while the block runs, and give when it began (ns)."""
+        """Hold the lease while the block runs; yields when it began (ns)."""
         with self._mutex:
             if not self._holders:
                 self._held, self._descriptor = self._acquire()
@@ -378,7 +378,7 @@ class SharedLease:
             with disk_errors(root):
                 descriptor = self._folder.open_lock(f"{root}/run.lock")
             stack.callback(os.close, descriptor)
-            # the first of several runs sweeps
+            # The first of several runs sweeps leftovers.
             with contextlib.suppress(Locked):
                 lock(descriptor, wait=False)
                 self._folder.sweep()
@@ -390,11 +390,11 @@ class SharedLease:
 
 
 # ---------------------------------------------------------------- claims
-# The lock on a key while one process makes its result, and the work folder that belongs to it.
+# A claim is the lock on a key while a process makes its result, and the key's work folder.
 
 
 class Claim:
-    """A claimed key: its work folder, in it an empty one for output files, and one to resume from."""
+    """A claimed key: its work folder, with an empty one for outputs, and one to resume from."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -425,8 +425,8 @@ def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
 
 
 def release(folder: StoreFolder, claimed: Claim) -> None:
-    """Remove the work folder of a claim whose result is in the store."""
-    # moved away first: whoever waits for this key may fill a folder of the same name at once
+    """Remove the work folder of a claim after its result was stored."""
+    # Moved away first: the next process that waits for this key may create the same folder at once.
     removed = folder.temporary_path()
     with contextlib.suppress(FileNotFoundError):
         os.rename(claimed.folder, removed)
@@ -434,13 +434,13 @@ def release(folder: StoreFolder, claimed: Claim) -> None:
 
 
 def _lock_folder(store: StoreFolder, folder: str) -> int:
-    """Return a descriptor that locks a work folder, which may have been removed while we waited."""
+    """Lock a work folder, which may be removed while waiting; return the descriptor of the lock."""
     while True:
         try:
             store.make_folder(folder)
             descriptor = store.open_lock(f"{folder}/claim")
         except (FileNotFoundError, FileExistsError):
-            # its last holder removed the folder meanwhile
+            # The lock's last holder has removed the folder.
             continue
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)

@@ -1,4 +1,4 @@
-"""Downloads: a URL and its sha256 become a verified file in a folder, resumed after any interruption."""
+"""Downloads: a URL and sha256 become a verified file; interrupted downloads resume."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ from tvmflow.store.oci import Repository
 from tvmflow.store.remote.bucket import INSTALL, NoObject, open_object
 
 # ---------------------------------------------------------------- the Hugging Face Hub
-# The requests are those of `HfApi.model_info(files_metadata=True)` and `hf_hub_download` of the package
-# huggingface_hub, and the errors are read as its `hf_raise_for_status` does.
+# Requests follow `HfApi.model_info(files_metadata=True)` and `hf_hub_download` of the package huggingface_hub; errors
+# are read as in its `hf_raise_for_status`.
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
@@ -74,7 +74,7 @@ _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 class HubError(Exception):
-    """The Hub did not give what was requested; with `is_mistake`, the recipe is wrong."""
+    """The Hub did not provide what was requested; `is_mistake` means that the recipe is wrong."""
 
     def __init__(self, reason: str, fix: str, *, is_mistake: bool = False) -> None:
         super().__init__(reason)
@@ -83,16 +83,16 @@ class HubError(Exception):
 
 
 class HubEntry(NamedTuple):
-    """A file of a repository: its sha256, empty if the Hub has none, and git's digest of it."""
+    """A file of a repository: its sha256 (empty if the Hub has none), and its git digest."""
 
     sha256: str
     blob: str
 
 
 class Snapshot(NamedTuple):
-    """A repository at one commit: the license as its page states it, empty for none, and its files.
+    """A repository at one commit: its files, and the license stated on its page (empty for none).
 
-    Files of a gated repository need an account that has accepted its terms.
+    Files of a gated repository require an account that has accepted its terms.
     """
 
     commit: str
@@ -128,14 +128,14 @@ def endpoint() -> str:
 
 
 def check_online() -> None:
-    """Check that requests to the Hub are allowed."""
+    """Raise an error if requests to the Hub are not allowed."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         fix = "unset it, or run once on a machine with a network and share the store"
         raise HubError("no request is sent to the Hub: $HF_HUB_OFFLINE is set", fix)
 
 
 def find_location(file: HubFile) -> tuple[str, Credential | None]:
-    """Return the URL of a file, and the credential for it."""
+    """Return the URL of a file, and the credential to send with the request."""
     hub = endpoint()
     path, revision = urllib.parse.quote(file.path), urllib.parse.quote(file.revision, safe="")
     url = f"{hub}/{file.repository}/resolve/{revision}/{path}"
@@ -143,7 +143,7 @@ def find_location(file: HubFile) -> tuple[str, Credential | None]:
 
 
 def read_snapshot(repository: str, revision: str) -> Snapshot:
-    """Return a repository at a revision; an empty one is that of its default branch."""
+    """Return a repository at a revision; an empty revision is the default branch."""
     file = HubFile(repository, "", revision)
     at = f"/revision/{urllib.parse.quote(revision, safe='')}" if revision else ""
     answer = _request_json(f"/api/models/{repository}{at}?blobs=true", file)
@@ -165,7 +165,7 @@ def _read_entry(entry: Mapping[str, Json]) -> HubEntry:
 
 
 def _checked(digest: str, pattern: re.Pattern[str]) -> str:
-    """Return a digest that is one: it becomes the name of a file."""
+    """Return a digest after checking its form, because it becomes a file name."""
     if not pattern.fullmatch(digest):
         raise ValueError
     return digest
@@ -180,7 +180,7 @@ def _license_text(card: Mapping[str, Json]) -> str:
 
 
 def explain_status(answer: Answer, file: HubFile, credential: Credential | None) -> HubError:
-    """Return the error that a status of the Hub means."""
+    """Return the error for a status that the Hub answered."""
     code, page = answer.headers.get("X-Error-Code", ""), f"{endpoint()}/{file.repository}"
     if code == "GatedRepo":
         return gated_error(file, credential)
@@ -209,7 +209,7 @@ def explain_status(answer: Answer, file: HubFile, credential: Credential | None)
 
 
 def gated_error(file: HubFile, credential: Credential | None) -> HubError:
-    """Return the error of a gated repository whose files are denied."""
+    """Return the error for files of a gated repository to which access is denied."""
     fix = f", and {_token_fix()} of that account"
     if credential:
         fix = f" with the account of the token in {credential.origin}"
@@ -224,7 +224,7 @@ def _token_fix() -> str:
 
 
 def _revision_error(file: HubFile) -> HubError:
-    """Return the error of a revision that does not exist, with the newest commit that does."""
+    """Return the error for a revision that does not exist, with the newest existing commit."""
     text = f"{file.repository} has no revision {quoted(file.revision)}"
     try:
         newest = f"; its newest commit is {read_snapshot(file.repository, '').commit}"
@@ -278,7 +278,7 @@ _RANGE_NOT_SATISFIABLE: Final = 416
 
 
 class DownloadProgress(NamedTuple):
-    """The progress of a download in bytes: `total` is 0 while it is unknown, and the URL without secrets."""
+    """The progress of a download in bytes: `total` is 0 while unknown; the URL has no secrets."""
 
     url: str
     done: int
@@ -289,7 +289,7 @@ OnProgress = Callable[[DownloadProgress], None]
 
 
 class _TemporaryProblem(Exception):
-    """A failure after which another attempt may succeed, perhaps after the wait that the server requests."""
+    """A failure after which a retry may succeed, perhaps after a wait that the server requests."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -297,7 +297,7 @@ class _TemporaryProblem(Exception):
 
 
 class _Job(NamedTuple):
-    """One file to download, and where it is kept meanwhile; without a sha256, whatever is at the URL."""
+    """One file to download, and its folder; without a sha256, any content of the URL is accepted."""
 
     url: str
     sha256: str
@@ -317,16 +317,16 @@ class _Job(NamedTuple):
 
     @property
     def part(self) -> Path:
-        """The file with the bytes that have arrived so far."""
+        """The file with the bytes received so far."""
         return self.folder / f"{self.name}.part"
 
     @property
     def validator(self) -> Path:
-        """The ETag or date that the part was served with: another version must not be appended to it."""
+        """The ETag or date with which the part was served; no other version may be appended to the part."""
         return self.folder / f"{self.name}.validator"
 
     def is_complete(self) -> bool:
-        """Return whether the file is complete; a damaged one is removed."""
+        """Return whether the file is complete; a damaged file is removed."""
         if not self.sha256 or not self.target.exists():
             return False
         if hash_file(self.target) == self.sha256:
@@ -336,18 +336,18 @@ class _Job(NamedTuple):
         return False
 
     def part_size(self) -> int:
-        """Return how many bytes have arrived so far."""
+        """Return how many bytes were received so far."""
         with contextlib.suppress(FileNotFoundError):
             return self.part.stat().st_size
         return 0
 
     def discard_part(self) -> None:
-        """Remove what has arrived so far."""
+        """Remove the bytes received so far."""
         self.part.unlink(missing_ok=True)
         self.validator.unlink(missing_ok=True)
 
     def check_abandoned(self) -> None:
-        """Raise Interrupted once nobody waits for the file: the part may be another process's by then."""
+        """Raise Interrupted once nobody waits for the file, as another process may own the part by then."""
         if self.abandoned.is_set():
             raise Interrupted("the download was stopped; the part that arrived is kept")
 
@@ -360,12 +360,12 @@ class _Job(NamedTuple):
 
 
 def _download_name(url: str, sha256: str) -> str:
-    """Return the name of the files of a download: the digest of the file, or else of the URL."""
+    """Return the base name of a download's files: the file's digest, or else that of the URL."""
     return sha256 or hashlib.sha256(url.encode()).hexdigest()
 
 
 def list_files(folder: Path, url: str, sha256: str) -> list[Path]:
-    """Return the paths that a download uses: the file, and the lock, partial file and validator."""
+    """Return the paths that a download uses: file, lock, partial file and validator."""
     name = _download_name(url, sha256.lower())
     return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 
@@ -382,16 +382,17 @@ def download(
     retries: int = 5,
     backoff_s: float = 0.5,
 ) -> Path:
-    """Return the file with this digest, downloaded unless the folder has it.
+    """Return the file with this digest; it is downloaded unless the folder has it.
 
-    Without a digest, any file at the URL is downloaded and kept by its digest. Interrupted downloads are resumed, and
-    only one of several processes downloads. `retries` attempts in a row may fail without progress, with pauses that
-    double from `backoff_s`. `timeout_s` limits each wait for the server, and `limit_s` the whole download.
+    Without a digest, any content at the URL is accepted, and named by its digest. Interrupted downloads resume, and of
+    several processes only one downloads. Up to `retries` consecutive attempts may fail without progress; the pause
+    between them starts at `backoff_s` and doubles. `timeout_s` limits each wait for the server, `limit_s` the whole
+    download.
 
     Raises:
         DownloadError: when the file cannot be downloaded, or has another digest.
-        TimeoutError: when it takes longer than `limit_s`; what has arrived is kept.
-        Interrupted: when a signal ends this process; what has arrived is kept.
+        TimeoutError: when it takes longer than `limit_s`; what was received is kept.
+        Interrupted: when a signal ends this process; what was received is kept.
     """
     job = _Job(
         url=url,
@@ -417,11 +418,11 @@ def download(
                 try:
                     job = job._replace(sha256=call_within(limit_s, download_part))
                 except (TimeoutError, Interrupted):
-                    # the thread writes nothing more
+                    # The abandoned thread writes nothing more after this.
                     job.abandoned.set()
                     raise
-            # garbage collection holds this lock too, and removes no download that was used since it
-            # looked; in a shared store the file may be another user's
+            # Garbage collection holds this lock too, and keeps a download whose time has changed since it looked. In a
+            # shared store, the file may be another user's.
             with contextlib.suppress(OSError):
                 os.utime(job.target)
         return job.target
@@ -433,7 +434,7 @@ def download(
 
 
 def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
-    """Download a file in as many attempts as are allowed, verify it, and return its digest."""
+    """Download and verify a file within the allowed attempts; return its digest."""
     failures = 0
     while True:
         job.check_abandoned()
@@ -452,7 +453,7 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
                     source, fix = "manifest", "run again; if it stays so, the registry is damaged"
                 text = f"its sha256 is {digest} ({size_text(size)}), and the {source} says"
                 raise job.error(f"{text} {job.sha256}", fix=fix)
-            # otherwise the part may have been the beginning of another version
+            # A mismatch may come from a part of another version, so a new attempt is worthwhile.
         except _TemporaryProblem as problem:
             failures = 1 if job.part_size() > size_before else failures + 1
             _log.debug("%s: attempt failed: %s", without_secrets(job.url), problem)
@@ -466,7 +467,7 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
 
 
 def _download_missing(job: _Job) -> None:
-    """Request the bytes that are missing, and append them to the part that has arrived."""
+    """Request the missing bytes, and append them to the part."""
     offset = job.part_size()
     source = _open(job, offset)
     if source is None:
@@ -516,7 +517,7 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
         return HttpClient(job.timeout_s).get(url, headers, credential, visited=visited)
 
     try:
-        # a server may send its header byte by byte
+        # A server may send its headers byte by byte, so the whole request has a time limit.
         answer = call_within(job.timeout_s, request, job.abandoned.is_set)
     except NO_ANSWER as error:
         text = f"no answer from {urllib.parse.urlsplit(visited[-1]).hostname}: {error}"
@@ -583,7 +584,7 @@ def _open_object(job: _Job, offset: int, validator: str) -> ByteSource:
 
 
 def _handle_status(job: _Job, answer: Answer, offset: int) -> None:
-    """Raise the error of a status that is temporary; check that nothing is missing where it says so."""
+    """Raise the error for a temporary status; for status 416, check that the part is complete."""
     if answer.status == _RANGE_NOT_SATISFIABLE and offset:
         if answer.total == offset:
             return
@@ -628,7 +629,7 @@ def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
     try:
         for piece in read_pieces(source, job.max_bytes - source.start):
             job.check_abandoned()
-            # others write to the disk while it arrives
+            # Other programs may fill the disk while the file arrives.
             if done - checked >= _SPACE_INTERVAL:
                 checked = done
                 stream.flush()
@@ -640,7 +641,7 @@ def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
                 report()
     except DownloadError:
         if not source.total:
-            # of an unknown size, perhaps without end: the next attempt would not be better
+            # The file has no known size, and perhaps no end: another attempt would not help.
             job.discard_part()
         raise
     except Corrupt:

@@ -1,8 +1,9 @@
-"""Digests of files outside the store, remembered while the file system says they are unchanged.
+"""Digests of files outside the store, remembered as long as the file system shows no change.
 
-A file counts as unchanged while its size, modification time, change time, inode and device are. The change time
-reveals tools that restore the modification time. A file written in the last two seconds is hashed again next time:
-a coarse clock could hide a second write ("racy git"). Times over a day ahead come from archives or wrong clocks.
+A file counts as unchanged while its size, modification time, change time, inode and device are the same. Tools that
+restore the modification time are revealed by the change time. A file written in the last two seconds is hashed again
+next time, because a coarse clock could hide a second write ("racy git"). Times more than a day in the future come from
+archives or wrong clocks.
 """
 
 import contextlib
@@ -16,12 +17,12 @@ from tvmflow.core.files import RACY_NS, hash_file
 from tvmflow.store.local import LocalStore
 
 _AHEAD_NS = 86_400 * 10**9
-# The name of a file in a note about a single file.
+# The entry's name in a note about a single file.
 _ALONE = ""
 
 
 def stamp(path: str) -> list[int]:
-    """Return what the file system knows of a file's content."""
+    """Return the file system's facts that change with a file's content."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
@@ -32,7 +33,7 @@ def note_name(path: str) -> str:
 
 
 class FileDigests:
-    """The sha256 of files by path, from the store's notes where the stamp is unchanged."""
+    """The sha256 of files by path; taken from the store's notes while a file's stamp is unchanged."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -46,7 +47,7 @@ class FileDigests:
         return self._digests[path]
 
     def digest_folder(self, folder: str, names: Sequence[str]) -> str:
-        """Return one sha256 (hex) of files in a folder: of their names, and the sha256 of the content of each."""
+        """Return one sha256 (hex) for files in a folder, covering each file's name and content digest."""
         ordered = tuple(sorted(names))
         if (folder, ordered) not in self._folders:
             paths = {name: f"{folder}/{name}" for name in ordered}
@@ -57,7 +58,7 @@ class FileDigests:
         return self._folders[folder, ordered]
 
     def _list_digests(self, subject: str, paths: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of each path by its name; those in one note are read only where they changed."""
+        """Return each path's digest by name; paths in one note are hashed only if their stamps changed."""
         note = hashlib.sha256(subject.encode()).hexdigest()[:32]
         _, known = _read_note(self._store.notes.read("stats", note))
         digests, new = {}, {}
@@ -77,7 +78,7 @@ class FileDigests:
 
 
 def find_files(store: LocalStore, digest: str) -> list[str]:
-    """Return the paths of files that had a digest when they were last read, and are unchanged since."""
+    """Return the paths of files that had this digest when last read, and have not changed since."""
     paths = []
     for name in store.notes.list("stats"):
         path, known = _read_note(store.notes.read("stats", name))
@@ -88,7 +89,7 @@ def find_files(store: LocalStore, digest: str) -> list[str]:
 
 
 def _read_note(text: str | None) -> tuple[str, dict[str, tuple[list[int], str]]]:
-    """Return the path of a file or a folder, and stamp and digest by name; nothing for another note."""
+    """Return a note's path, and its stamps and digests by name; empty for another kind of note."""
     try:
         note = json.loads(text or "null")
         files = {

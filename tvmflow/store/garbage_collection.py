@@ -1,9 +1,9 @@
-"""Garbage collection: removing unused results, also while runs are active, without waiting.
+"""Garbage collection: remove unused results, without waiting, even while runs are active.
 
-What stays: the results that a recipe was last up to date with (`last/`), pinned results (`pins/`), and
-everything used since the oldest active run began; with them their blobs, which repair deliveries, and the downloads
-that they were made from. Of the rest, results unused for `max_age_s` are removed, then the longest unused until the
-store is no larger than `max_bytes`. Measured trials are never touched.
+What stays: the results with which a recipe was last up to date (`last/`), pinned results (`pins/`), and everything used
+since the oldest active run began. Their blobs, which repair deliveries, and the downloads that they were made from
+stay, too. Other results are removed if unused for `max_age_s`; then the longest unused ones, until the store has at
+most `max_bytes`. Measured trials are never removed.
 
 Why nothing is removed that a run needs. A collection takes a lease of its own at time G. It lists the active
 leases, reads all action records with their modification times, and then `last/` and `pins/`. Let H be when the
@@ -66,12 +66,12 @@ from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
-# More than clocks of machines differ.
+# More than the difference between clocks of machines.
 _AHEAD_NS: Final = 86_400 * 10**9
 
 
 class Eviction(NamedTuple):
-    """Something removed, or to be removed, and the bytes that this frees; for the kinds see `Candidate`."""
+    """Something that was or will be removed, and the bytes freed; `Candidate` lists the kinds."""
 
     kind: str
     name: str
@@ -81,10 +81,10 @@ class Eviction(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """The outcome of a garbage collection, or of its preview.
+    """The outcome, or the preview, of a garbage collection.
 
-    `kept_bytes` is the size of the store afterwards without measured trials; `needed_bytes` of it are needed by recipes,
-    pins and active runs.
+    `kept_bytes` is the size of the store afterwards, without measured trials. `needed_bytes` of it are needed by
+    recipes, pins and active runs.
     """
 
     evictions: tuple[Eviction, ...]
@@ -101,14 +101,14 @@ class Collection(NamedTuple):
 def preview_collection(
     store: LocalStore, limits: Limits, inventory: Inventory | None = None
 ) -> Collection:
-    """Return what a garbage collection would remove. Writes nothing."""
+    """Return what a garbage collection would remove; changes nothing."""
     active_runs = disk.active_runs(store.root)
     inventory = inventory or take_inventory(store)
     return _collect(store, inventory, limits, active_runs, time.time_ns(), remove=False)
 
 
 def collect_garbage(store: LocalStore, limits: Limits) -> Collection:
-    """Remove unused results; StoreError for an unreadable pin, or while another collection is active."""
+    """Remove unused results; StoreError for an unreadable pin, or if another collection is active."""
     try:
         with exclude_maintenance(store), store.running() as began_ns:
             return _remove_unused(store, limits, began_ns)
@@ -121,7 +121,7 @@ def collect_garbage(store: LocalStore, limits: Limits) -> Collection:
 
 
 def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection:
-    # leases before the inventory: see the module's docstring
+    # Leases are read before the inventory, for the reason in the module's docstring.
     active_runs = disk.active_runs(store.root, remove_stale=True)
     inventory = take_inventory(store)
     if max(active_runs, default=0) <= now_ns + _AHEAD_NS:
@@ -130,12 +130,12 @@ def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection
 
 
 def _correct_times(store: LocalStore, inventory: Inventory, now_ns: int) -> None:
-    """Set timestamps in the future (from a wrong clock) to the current time, so that files can age."""
+    """Set times in the future (from a wrong clock) to the current time; otherwise files would not age."""
     times = {store.action_path(key): result.used_ns for key, result in inventory.results.items()}
     times |= {store.blobs.path(key): blob.changed_ns for key, blob in inventory.blobs.items()}
     for path, time_ns in times.items():
         if time_ns > now_ns + _AHEAD_NS:
-            # a file of another user in a shared store, or one that was removed meanwhile
+            # Another user's file in a shared store, or one that has been removed.
             with contextlib.suppress(OSError):
                 os.utime(path)
 
@@ -161,19 +161,19 @@ def _collect(
         plan.bytes_left -= freed
         age_s = max(0.0, (now_ns - candidate.used_ns) / 1e9)
         evictions.append(Eviction(*candidate[:3], age_s=age_s, bytes=freed))
-    # one of the leases may be that of this collection
+    # With `remove`, one of the leases is this collection's own.
     other_runs = max(0, len(active_runs) - remove)
     return Collection(tuple(evictions), plan.bytes_left, plan.needed_bytes(), other_runs)
 
 
 def remove_result(store: LocalStore, key: str) -> None:
-    """Remove one result; a later garbage collection removes files that no other result has."""
+    """Remove one result; the next garbage collection removes files that only this result had."""
     with disk.exclude_runs(store.root):
         Path(store.action_path(key)).unlink(missing_ok=True)
 
 
 def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
-    """Keep every other garbage collection and integrity check out while the block runs."""
+    """Exclude other garbage collections and integrity checks while the block runs."""
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {shortest_path(store.root)}"
     return disk.exclude_others(store.root, "locks/gc", refusal)
 
@@ -182,19 +182,19 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
 # What kills, damage and deleted files leave in a store, and when it is removed.
 
 DAY: Final = 86_400.0
-# Somebody may want to resume a killed stage, or to examine a damaged file.
+# Until then, a killed stage can be resumed, and a damaged file examined.
 _LEFTOVER_AGE_S: Final = 7 * DAY
-# The probed facts about compilers and packages are small, and slow to probe again.
+# Probed facts about compilers and packages are small but slow to probe again.
 _FACTS_AGE_S: Final = 365 * DAY
 _PLANS_AGE_S: Final = 30 * DAY
-# How many run records stay however old they are: their names sort by time.
+# The last run records stay, however old they are; their names sort by time.
 _KEPT_RUNS: Final = 100
-# Writers without a lease finish a file well within this time.
+# A writer without a lease finishes a file well within this time.
 _WRITE_TIME_S: Final = 3600.0
 
 
 class Candidate(NamedTuple):
-    """Something to remove; `remove` returns the bytes freed, or None when it was used meanwhile.
+    """Something to remove; `remove` returns the bytes freed, or None if it was used meanwhile.
 
     Its kind is `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
     """
@@ -208,7 +208,7 @@ class Candidate(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """The condition for removing the files of a folder, but for the `kept` last ones."""
+    """When to remove the files of a folder; the last `kept` files stay."""
 
     folder: str
     kind: str
@@ -225,7 +225,7 @@ _FILE_MISSING: Final = "the file that it is about no longer exists"
 def find_leftovers(
     root: Path, max_age_s: float, now_ns: int, horizon_ns: int
 ) -> Iterator[Candidate]:
-    """Yield the leftovers in a store that did not change from `horizon_ns` on."""
+    """Yield a store's leftovers that have not changed since `horizon_ns`."""
     leftover_age_s = min(_LEFTOVER_AGE_S, max_age_s)
     rules = (
         _Rule("tmp", "temporary", "a process that was stopped left it", _WRITE_TIME_S),
@@ -245,11 +245,11 @@ def find_leftovers(
 
 def _apply(rule: _Rule, root: Path, now_ns: int, horizon_ns: int) -> Iterator[Candidate]:
     folder = root / rule.folder
-    # a killed process may have left a folder in `tmp`, which is removed as a whole
+    # A killed process may leave a folder in `tmp`, which is removed as a whole.
     paths = entries_of(folder) if rule.folder == "tmp" else files_below(folder)
     removable = sorted(paths)[: -rule.kept] if rule.kept else paths
     for path in removable:
-        # by the change time: a file that was moved here keeps its modification time
+        # The change time counts, because a moved file keeps its modification time.
         changed = changed_ns(path)
         if not changed or changed >= horizon_ns:
             continue
@@ -295,7 +295,7 @@ def _remove_work_folder(path: Path, size: int) -> int | None:
         try:
             handle = stack.enter_context((path / "claim").open("ab"))
             lock(handle.fileno(), wait=False)
-            # moved away first, as `claims.release` does: whoever waits for this key creates a folder of the same name
+            # Moved away first, as in `disk.release`: a process that waits for this key creates the same folder at once.
             removed = path.parent.parent / "tmp" / temporary_name()
             removed.parent.mkdir(exist_ok=True)
             path.rename(removed)
@@ -318,20 +318,20 @@ def _is_obsolete_stat(path: Path) -> bool:
 
 
 def _is_obsolete_delivery(path: Path) -> bool:
-    # long paths are cut from the left, and `+` may be a slash: in doubt the file is hashed once more
+    # Long paths are cut at the left, and `+` may stand for a slash. A wrong guess only costs one more hash.
     return not Path("/" + path.name.replace("+", "/")).exists()
 
 
 # ---------------------------------------------------------------- eviction plan
-# What a garbage collection removes of a store, in which order, and why.
+# What a garbage collection removes from a store, in which order, and why.
 
 DEFAULT_AGE: Final = 30 * DAY
-# Folders that count towards the size of a store: all but trials and locks.
+# Folders that count towards the store's size: all except trials and locks.
 _COUNTED: Final = "actions cas downloads work tmp damaged logs facts plans stats delivered last pins history failures".split()
 
 
 class Limits(NamedTuple):
-    """Limits of unused results: age (None: any), size of the store (None: any), and clock resolution."""
+    """Limits for unused results: age and store size (None: no limit), and the clock's resolution."""
 
     max_age_s: float | None = DEFAULT_AGE
     max_bytes: int | None = None
@@ -339,7 +339,7 @@ class Limits(NamedTuple):
 
 
 class EvictionPlan:
-    """The evictions of a store in order; the caller updates `bytes_left`, the size of the store so far."""
+    """A store's evictions in order; the caller updates `bytes_left`, the store's size so far."""
 
     def __init__(
         self, store: LocalStore, inventory: Inventory, limits: Limits, now_ns: int, horizon_ns: int
@@ -349,10 +349,10 @@ class EvictionPlan:
         self._root = Path(store.root)
         self._inventory = inventory
         self._limits = limits
-        # nothing that was used from then on is evicted
+        # Nothing used at or after this time is evicted.
         self._horizon_ns = horizon_ns
         self._needed_keys = inventory.pinned_keys
-        # how many results and pins refer to a blob
+        # How many results and pins refer to each blob.
         self._references = Counter(digest for pin in inventory.pins for digest in pin.digests)
         for result in inventory.results.values():
             self._references.update(set(result.files))
@@ -360,7 +360,7 @@ class EvictionPlan:
         self.bytes_left = sum(map(size_of, counted))
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield what is to be removed. Remove each, and update `bytes_left`, before the next is taken."""
+        """Yield what to remove. The caller removes it and updates `bytes_left` before taking the next."""
         max_age_s = self._limits.max_age_s
         age_s = DEFAULT_AGE if max_age_s is None else max_age_s
         yield from find_leftovers(self._root, age_s, self._now_ns, self._horizon_ns)
@@ -380,7 +380,7 @@ class EvictionPlan:
                 yield self._evict_result(item, reason)
 
     def _reason(self, used_ns: int) -> str:
-        """Return why something unused is removed; nothing when it may stay."""
+        """Return why something unused is removed; empty if it may stay."""
         age_s, max_age_s = (self._now_ns - used_ns) / 1e9, self._limits.max_age_s
         max_bytes = self._limits.max_bytes
         if max_age_s is not None and age_s >= max_age_s:
@@ -391,7 +391,7 @@ class EvictionPlan:
         return ""
 
     def needed_bytes(self) -> int:
-        """Return how many bytes pins and active runs need."""
+        """Return how many bytes the pins and active runs need."""
         needed = [
             result
             for result in self._inventory.results.values()
@@ -417,14 +417,14 @@ class EvictionPlan:
                     raise FileNotFoundError
                 path.unlink()
             except FileNotFoundError:
-                # used in the meantime, so it stays with its blobs
+                # Used in the meantime, so the result stays with its blobs.
                 self._references.update(set(result.files))
                 return None
         unused = [digest for digest in set(result.files) if not self._references[digest]]
         return result.size + sum(self._remove_blob(digest) or 0 for digest in sorted(unused))
 
     def _unreferenced_blobs(self) -> Iterator[Candidate]:
-        """Yield the blobs that a killed process added and did not refer to."""
+        """Yield the blobs that a killed process added before a record referred to them."""
         for digest, blob in self._inventory.blobs.items():
             if not self._references[digest] and blob.changed_ns < self._horizon_ns:
                 name, remove = f"{digest[:12]}…", partial(self._remove_blob, digest)
@@ -448,7 +448,7 @@ class EvictionPlan:
         return None
 
     def _unused_downloads(self) -> Iterator[Candidate]:
-        """Yield downloads that nothing needs; their reason follows when it is their turn."""
+        """Yield downloads that nothing needs; their reason is decided when their turn comes."""
         results = self._inventory.results
         pinned = [results[key] for key in self._needed_keys if key in results]
         needed = {digest for result in pinned for digest in result.inputs}
@@ -458,7 +458,7 @@ class EvictionPlan:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                # by the change time: a file that a user put there may have been modified years ago
+                # The change time counts: a file that a user put here may have been modified years ago.
                 used_ns, size = status.st_ctime_ns, status.st_size
                 if used_ns < self._horizon_ns:
                     name = f"{digest[:12]}…{path.suffix}"
@@ -469,7 +469,7 @@ class EvictionPlan:
 def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | None:
     lock_file = path.with_name(f"{digest}.lock")
     try:
-        # another user's lock file in a shared store can be locked all the same
+        # In a shared store, another user's lock file cannot be touched, but can be locked.
         with contextlib.suppress(PermissionError):
             lock_file.touch()
     except OSError as error:
@@ -486,11 +486,11 @@ def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | 
 
 _CLEANED: Final = "last failures work logs stats facts plans delivered tmp damaged runs".split()
 _SELECTED: Final = ("actions", "cas", "downloads", "spool")
-"""The folders of files that are named by a key or a digest; pinned files stay."""
+"""The folders whose files are named by a key or digest; pinned files in them stay."""
 
 
 class Cleaning(NamedTuple):
-    """The extent of a cleaning, done or not; `trial_bytes` of `bytes` are trials, `kept_bytes` are pinned."""
+    """What a cleaning removes or would remove: `trial_bytes` are trials; `kept_bytes` are pinned."""
 
     results: int
     bytes: int
@@ -501,9 +501,9 @@ class Cleaning(NamedTuple):
 
 
 def clean_store(store: LocalStore, *, ledger: bool, dry_run: bool = False) -> Cleaning:
-    """Remove all results that no lock file and no release needs, and notes, logs and leftovers.
+    """Remove all results that no lock file or release needs, and notes, logs and leftovers.
 
-    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` removes nothing.
+    With `ledger`, also remove the measured trials, which may have cost hours. With `dry_run`, remove nothing.
 
     Raises:
         StoreError: while a run is using the store, or for an unreadable pin.
@@ -560,9 +560,9 @@ class StageUsage(NamedTuple):
 
 
 class RecipeUsage(NamedTuple):
-    """The results with which a recipe was last up to date; it may share their blobs with others.
+    """The results with which a recipe was last up to date; their blobs may be shared with other recipes.
 
-    `missing` of them are absent or incomplete, and its next run makes them; `stages` groups them by kind of stage.
+    `missing` counts absent or incomplete results, which the next run makes. `stages` groups results by kind of stage.
     """
 
     name: str
@@ -574,7 +574,7 @@ class RecipeUsage(NamedTuple):
 
 
 class PinUsage(NamedTuple):
-    """The results that a pin keeps, and whether the lock file that it belongs to no longer exists."""
+    """The results that a pin keeps, and whether the pin's lock file no longer exists."""
 
     name: str
     results: int
@@ -585,7 +585,7 @@ class PinUsage(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A number of items of one kind, and their size in bytes."""
+    """How many items of one kind there are, and their size in bytes."""
 
     name: str
     number: int
@@ -594,7 +594,7 @@ class UsageRow(NamedTuple):
 
 
 class StoreUsage(NamedTuple):
-    """The usage of a store; `bytes` excludes trials, `unused_bytes` is freed if no unused result is kept."""
+    """A store's usage; `bytes` excludes trials, `unused_bytes` would be freed without any age limit."""
 
     root: str
     bytes: int
@@ -659,13 +659,13 @@ def measure_pins(store: LocalStore) -> list[PinUsage]:
 
 
 def _signature_rows(inventory: Inventory) -> Iterator[UsageRow]:
-    """Yield fetched results by the keys that signed them; one with several keys is in several rows."""
+    """Yield fetched results by signing key; a result signed by several keys appears in several rows."""
     results: dict[str, list[StoredResult]] = defaultdict(list)
     for result in inventory.results.values():
         if result.signatures is not None:
             for line in [f"signed by {key}" for key in result.signatures] or [_UNSIGNED]:
                 results[line].append(result)
-    # unsigned ones come last
+    # Unsigned results come last.
     for line, signed in sorted(results.items(), key=lambda item: (item[0] == _UNSIGNED, item[0])):
         yield UsageRow(line, len(signed), "result", inventory.size(signed))
 
@@ -674,7 +674,7 @@ def _recipe_usage(pin: Pin, inventory: Inventory) -> RecipeUsage:
     results = [inventory.results[key] for key in pin.keys if key in inventory.results]
     stages: dict[str, list[StoredResult]] = defaultdict(list)
     for result in results:
-        # two recipes may need one result; its label names the stage in any case
+        # Two recipes may need one result, but its label names the stage in any case.
         stages[result.label.partition(":")[2].partition("/")[0]].append(result)
     last_used_s = max([result.used_ns for result in results], default=0) / 1e9
     usages = [StageUsage(stage, len(own), inventory.size(own)) for stage, own in stages.items()]

@@ -1,7 +1,7 @@
-"""The client for web servers: one rule for connections, redirects, secrets, errors, sizes and times.
+"""The HTTP client: one place for connections, redirects, secrets, errors, sizes and time limits.
 
-Credentials are sent only to the host that they are for. Whatever a server answers, its header ends
-within the client's time limit, and its body within the limits of `read_pieces`.
+Credentials are sent only to the host that they belong to. Whatever a server sends, its headers end within the client's
+time limit, and its body within the limits of `read_pieces`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S: Final = 0.1
-# A longer step means that the process was stopped (SIGTSTP), and then nothing could be waited for.
+# A longer step means that this process was stopped (SIGTSTP), so the step does not count as waiting.
 _LONGEST_STEP_S: Final = 1.0
 
 
 def call_within(
     limit_s: float, function: Callable[[], T], is_cancelled: Callable[[], bool] = lambda: False
 ) -> T:
-    """Return the result of a function, which runs in a thread, and raise its errors.
+    """Run a function in a thread; return its result or raise its error.
 
-    After `limit_s` the thread is abandoned: whatever it does from then on must do no harm.
+    After `limit_s` the thread is abandoned, so whatever it does from then on must be harmless.
 
     Raises:
-        TimeoutError: when it takes longer.
+        TimeoutError: when it takes longer than `limit_s`.
         Interrupted: when it is cancelled, or a signal ends this process.
     """
     values: list[T] = []
@@ -79,17 +79,17 @@ def call_within(
 
 
 RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which another attempt may succeed."""
+"""Statuses after which a retry may succeed."""
 
 NOT_TAKEN: Final = frozenset({404, 405, 410, 501})
-"""Statuses of an address that takes no such request, whatever is sent with it."""
+"""Statuses that mean: this address does not accept such requests, whatever their content."""
 
 ACCESS_DENIED: Final = (401, 403)
 _SERVER_ERROR: Final = 500
 
 
 def advise(status: int, host: str) -> str:
-    """Return what to do about a status that is not a denial: whether another attempt may succeed."""
+    """Return advice about a status that is not a denial: whether a retry may succeed."""
     if status in NOT_TAKEN:
         return f"check the address: {host} has nothing there, or takes no such requests"
     if status in RETRYABLE or status >= _SERVER_ERROR:
@@ -98,7 +98,7 @@ def advise(status: int, host: str) -> str:
 
 
 CHUNK: Final = 1 << 18
-"""The most bytes of an answer that are read at once."""
+"""The most bytes of an answer to read at once."""
 
 _HEADERS: Final = {"User-Agent": f"tvmflow/{VERSION}", "Accept-Encoding": "identity"}
 _CREDENTIAL: Final = "Authorization"
@@ -112,22 +112,22 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class ByteSource(Protocol):
-    """The bytes of a file from a position on, as they arrive from a server, a bucket or the disk."""
+    """A file's bytes from a position on, as they arrive from a server, bucket or disk."""
 
     @property
     def start(self) -> int:
-        """The position of the first byte in the file; -1 when it is not known."""
+        """The offset of the first byte in the file; -1 if unknown."""
 
     @property
     def total(self) -> int:
-        """The size of the whole file; 0 when it is not known."""
+        """The size of the whole file; 0 if unknown."""
 
     @property
     def validator(self) -> str:
-        """The version of the file, as `If-Range` takes it; empty when it is not known."""
+        """The version of the file for `If-Range`; empty if unknown."""
 
     def read(self) -> bytes:
-        """Return the next bytes, soon after they have arrived; none at the end."""
+        """Return the next bytes soon after they arrive; empty at the end."""
         ...
 
     def close(self) -> None:
@@ -136,15 +136,15 @@ class ByteSource(Protocol):
 
 
 class TransferError(Exception):
-    """The transfer of a file or an answer failed. The text is a phrase for people, without credentials."""
+    """The transfer of a file or answer failed. The text is a phrase for people, without credentials."""
 
 
 class Corrupt(TransferError):
-    """The received content has another digest or another size than requested."""
+    """The received content has another digest or size than requested."""
 
 
 class Unreachable(TransferError):
-    """The server gave no response, an invalid one, or a server error; `retryable`, or only after a `fix`."""
+    """The server sent no valid response, or a server error; `retryable`, or only after a `fix`."""
 
     def __init__(self, reason: str, fix: str = "", *, retryable: bool = False) -> None:
         super().__init__(reason)
@@ -153,7 +153,7 @@ class Unreachable(TransferError):
 
 
 NO_ANSWER: Final = (Unreachable, TimeoutError)
-"""What a request within a limit of time raises."""
+"""What a request with a time limit raises if there is no answer."""
 
 
 def read_pieces(
@@ -184,7 +184,7 @@ def read_pieces(
 
 
 class Answer:
-    """The answer to a request: its status and header, and a source of its bytes."""
+    """The answer to a request: status, headers, and a source of the body's bytes."""
 
     def __init__(self, url: str, response: BaseHTTPResponse) -> None:
         self.url = url
@@ -200,7 +200,7 @@ class Answer:
 
     @property
     def start(self) -> int:
-        """The first position in `Content-Range: bytes 100-199/200`; -1 if one is missing."""
+        """The first offset in `Content-Range: bytes 100-199/200`; -1 if missing."""
         if self.status != _PARTIAL_CONTENT:
             return 0
         text = self.headers.get("Content-Range", "").removeprefix("bytes").strip()
@@ -209,7 +209,7 @@ class Answer:
 
     @property
     def total(self) -> int:
-        """The size of the whole file; 0 when the server does not say."""
+        """The size of the whole file; 0 if the server does not say."""
         total = header_count(self.headers.get("Content-Range", "").rpartition("/")[2])
         if total is not None:
             return total
@@ -218,17 +218,17 @@ class Answer:
 
     @property
     def validator(self) -> str:
-        """The version for `If-Range`: a strong ETag, or else a date."""
+        """The version for `If-Range`: a strong ETag, otherwise a date."""
         tag: str = self.headers.get("ETag", "")
         return tag if tag and not tag.startswith("W/") else self.headers.get("Last-Modified", "")
 
     def read(self) -> bytes:
-        """Return what has arrived, so that a slow server keeps nobody waiting; nothing at the end."""
+        """Return the bytes received so far, without waiting for a slow server's rest; empty at the end."""
         with _connection_errors():
             return self._response.read1(CHUNK)
 
     def read_all(self, max_bytes: int) -> bytes:
-        """Return the body, which is cut where it is longer than `max_bytes`."""
+        """Return the body, truncated to `max_bytes`."""
         with _connection_errors():
             return self._response.read(max_bytes)
 
@@ -238,17 +238,17 @@ class Answer:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         rest = self._response.length_remaining
         if error is None and rest is not None and rest <= _MAX_DISCARDED_BYTES:
-            # the connection returns to its pool at the end of the body
+            # After the end of the body, the connection returns to its pool.
             self._response.drain_conn()
         self.close()
 
     def close(self) -> None:
-        """Close the connection, unless it is back in its pool. The body is not read: it may have no end."""
+        """Close the connection unless it is in its pool. The rest of the body, perhaps endless, is not read."""
         self._response.close()
 
 
 def header_count(text: str) -> int | None:
-    """Return the number in a header such as `Content-Length`; None if it is not a number of bytes."""
+    """Return the integer in a header such as `Content-Length`; None if it is not a number of bytes."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
@@ -258,7 +258,7 @@ class HttpClient:
     def __init__(self, timeout_s: float, *, uses_proxies: bool = True) -> None:
         self._timeout_s = timeout_s
         self._uses_proxies = uses_proxies
-        # by the scheme of a URL, and the proxy for it
+        # Keyed by a URL's scheme and its proxy.
         self._pools: dict[tuple[str, str], PoolManager] = {}
 
     def get(
@@ -269,9 +269,9 @@ class HttpClient:
         method: str = "GET",
         visited: list[str] | None = None,
     ) -> Answer:
-        """Return the answer to a GET or HEAD request, after redirects; `visited` gets each requested URL.
+        """Return the answer to a GET or HEAD request after redirects; `visited` gets each requested URL.
 
-        The credential is sent only to its own host.
+        The credential is sent only to the host that it belongs to.
 
         Raises:
             DownloadError: for a redirect that must not be followed.
@@ -295,7 +295,7 @@ class HttpClient:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: IO[bytes] | None = None
     ) -> Answer:
-        """Return the answer to a request, whatever its status, without redirects; Unreachable without one."""
+        """Return the answer to a request with any status, following no redirects; Unreachable without answer."""
         sent = {**_HEADERS, **headers}
         if body is not None:
             sent["Content-Length"] = str(body.seek(0, os.SEEK_END))
@@ -312,7 +312,7 @@ class HttpClient:
                 redirect=False,
                 preload_content=False,
                 decode_content=False,
-                # `read_pieces` checks the length, and says how many bytes arrived
+                # `read_pieces` checks the length itself, to say how many bytes arrived.
                 enforce_content_length=False,
             )
         return Answer(url, response)
@@ -323,8 +323,8 @@ class HttpClient:
             pool.clear()
 
     def _pool(self, parts: urllib.parse.SplitResult) -> PoolManager:
-        """Return the connections for the scheme and the proxy of a URL."""
-        # these imports take longer than all else of a command that sends no request
+        """Return the connection pool for a URL's scheme and proxy."""
+        # These imports take longer than the rest of a command that sends no request.
         import ssl
         from urllib.request import getproxies, proxy_bypass
 
@@ -339,7 +339,7 @@ class HttpClient:
             "maxsize": _MAX_IDLE,
             "retries": False,
             "timeout": self._timeout_s,
-            # one for all connections: reading the certificates of this machine takes a while
+            # Shared by all connections, because reading this machine's certificates is slow.
             "ssl_context": ssl.create_default_context() if parts.scheme == "https" else None,
         }
         if proxy:
@@ -356,7 +356,7 @@ class HttpClient:
 
 @contextlib.contextmanager
 def _connection_errors() -> Iterator[None]:
-    """Raise Unreachable for what connections raise, without texts of urllib3, which contain URLs."""
+    """Turn connection errors into Unreachable, without urllib3's texts, which contain URLs."""
     from http.client import HTTPException
 
     from urllib3.exceptions import HTTPError
@@ -400,7 +400,7 @@ def _explain(error: Exception) -> Unreachable:
 
 
 def origin_of(url: str) -> tuple[str, str]:
-    """Return scheme, host and port of a URL, to which credentials belong: hosts are compared as a whole."""
+    """Return a URL's scheme, and its host and port: a credential belongs to exactly this origin."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, f"{parts.hostname or ''}:{parts.port or _PORTS.get(parts.scheme)}"
 
@@ -450,14 +450,14 @@ _HUB_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Credential(NamedTuple):
-    """The value of an `Authorization` header, and where it comes from, for messages."""
+    """The value of an `Authorization` header, and its origin for messages."""
 
     header: str
     origin: str
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets that no message may contain: the header's value without its scheme, and its password."""
+        """What no message may contain: the header's value without its scheme, and the password in it."""
         scheme, _, value = self.header.partition(" ")
         if scheme != "Basic":
             return (value,)
@@ -466,19 +466,19 @@ class Credential(NamedTuple):
 
 
 def find_credential(url: str) -> Credential | None:
-    """Return the credential of the environment, or else of ~/.netrc, for the host of a URL."""
+    """Return a URL's host's credential: the environment's, otherwise that of ~/.netrc."""
     if not may_send_to(url):
         return None
     host = urllib.parse.urlsplit(url).hostname or ""
     variable = token_variable(host)
     if token := os.environ.get(variable, ""):
         return bearer(token, f"${variable}")
-    # Its entry `default` is for any host, also for one that a recipe of somebody else names.
+    # The entry `default` matches every host, even one in somebody else's recipe, so it is not used.
     return find_in_netrc(host, with_default=False)
 
 
 def find_hub_credential(endpoint: str) -> Credential | None:
-    """Return the token of the Hub where its own tools look for it."""
+    """Return the Hub's token, searched where the Hub's own tools search."""
     if not may_send_to(endpoint):
         return None
     for variable in _HUB_VARIABLES:
@@ -495,7 +495,7 @@ def find_hub_credential(endpoint: str) -> Credential | None:
 
 
 def may_send_to(url: str) -> bool:
-    """Return whether credentials may be sent to a URL: it is encrypted, or stays on this machine."""
+    """Return whether credentials may be sent to a URL: it must be encrypted, or on this machine."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "https":
         return True
@@ -519,8 +519,8 @@ def basic(user: str, password: str) -> str:
 
 
 def find_in_netrc(host: str, *, with_default: bool) -> Credential | None:
-    """Return the credential for a host in $NETRC or ~/.netrc."""
-    # a file that is missing, not readable or not valid has no credentials
+    """Return a host's credential in $NETRC or ~/.netrc."""
+    # A missing, unreadable or invalid file counts as one without credentials.
     with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
         entries = netrc.netrc(os.environ.get("NETRC"))
         entry = entries.authenticators(host) if with_default else entries.hosts.get(host)

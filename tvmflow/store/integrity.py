@@ -1,4 +1,4 @@
-"""The integrity check and repair of a store: what does not match its name is set aside, or made good."""
+"""Integrity check and repair: files that do not match their names are set aside or made again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvmflow.store.garbage_collection import exclude_maintenance
 from tvmflow.store.inventory import Inventory, Pin, take_inventory
 from tvmflow.store.local import FILES, FOLDERS, DamagedBlob, LocalStore
 
-# Gets how many blobs were read, of how many.
+# Gets the number of blobs read so far, and the total number.
 Progress = Callable[[int, int], None]
 
 
@@ -27,8 +27,8 @@ class Finding(NamedTuple):
     """A damaged or missing part of the store.
 
     The kind is `result`, `blob`, `trials`, or the expected kind of another file: `note`, `pin`, `lock`, `folder`, ….
-    The name is a key, a digest, or the path of another file, which has a `reason`. `affected` are the results that the
-    next run makes again, or the pins that need it.
+    The name is a key, a digest, or the path of another file, which then has a `reason`. `affected` lists the results
+    that the next run makes again, or the pins that need the part.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class IntegrityReport(NamedTuple):
-    """The numbers of results, blobs and bytes that were read, and what was wrong."""
+    """How many results, blobs and bytes were read, and what was wrong."""
 
     results: int
     blobs: int
@@ -50,11 +50,11 @@ class IntegrityReport(NamedTuple):
 def check_integrity(
     store: LocalStore, progress: Progress, checks: Mapping[str, ContentCheck] = MappingProxyType({})
 ) -> IntegrityReport:
-    """Read every file; move damaged results and blobs to `damaged/`. Runs may be active meanwhile.
+    """Read every file; move damaged results and blobs to `damaged/`. Runs may be active.
 
-    `progress` gets each blob; `checks` extends those of `find_damaged_files`.
+    `progress` is called for each blob; `checks` adds to the checks of `find_damaged_files`.
     """
-    # first: the locks below may be what is damaged
+    # This comes first, because the locks taken below may be damaged themselves.
     files = list(find_damaged_files(store, checks))
     with exclude_maintenance(store), store.running():
         inventory = take_inventory(store, skip_damaged_pins=True)
@@ -72,7 +72,7 @@ def check_integrity(
             if _set_aside_blob(store, digest):
                 findings.append(Finding("blob", digest, affected=references.get(digest, ())))
             progress(done, total)
-        # looked for again: a run may have added it while the others were read
+        # Searched again, because a run may have added the blob while others were read.
         findings += [
             Finding("blob", digest, "missing", titles)
             for digest, titles in references.items()
@@ -86,10 +86,10 @@ def check_integrity(
 
 
 def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Finding]:
-    """Yield what recipes, lock files and releases need and the store lacks."""
+    """Yield what recipes, lock files and releases need, but the store lacks."""
     for pin in inventory.pins:
         for key in pin.keys:
-            # a damaged one was named above
+            # A damaged record has already been reported.
             if key not in inventory.results and not Path(store.action_path(key)).exists():
                 yield Finding("result", key, "missing", (pin.reason,))
         if not pin.recipe:
@@ -99,8 +99,8 @@ def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Fi
 
 
 def _set_aside_record(store: LocalStore, key: str) -> bool:
-    """Set aside a key's record if it is still damaged when nobody can replace it; return whether it was."""
-    # a separate object, whose `damage` contains only this record
+    """Set aside a key's record if it is still damaged while replacing is excluded; return whether it was."""
+    # A separate object, so that its `damage` has only this record.
     checked = LocalStore(store.root)
     with disk.use_lock(store.root, exclusive=True):
         checked.record(key)
@@ -108,12 +108,12 @@ def _set_aside_record(store: LocalStore, key: str) -> bool:
 
 
 def _set_aside_blob(store: LocalStore, digest: str) -> bool:
-    """Set aside a blob if it is damaged, and still is when nobody can replace it; return whether it was."""
+    """Set aside a blob if it is still damaged while replacing is excluded; return whether it was."""
     with contextlib.suppress(FileNotFoundError):
         if not _has_digest(store.blobs.path(digest), digest):
             with disk.use_lock(store.root, exclusive=True):
                 try:
-                    # by another object: one that has verified the blob before would not read it again
+                    # By a new object, because one that has verified the blob before would not read it again.
                     LocalStore(store.root).blobs.verified_path(digest)
                 except DamagedBlob:
                     return True
@@ -130,28 +130,28 @@ def _has_digest(path: str, digest: str) -> bool:
 
 
 # ---------------------------------------------------------------- repair
-# Nothing is deleted: damaged files are set aside, and made again if that is possible at once.
+# Nothing is deleted: damaged files are set aside, and made again at once if possible.
 
 _BY_NEXT_RUN: Final = "the next run makes it again"
-# What becomes of a file without which nothing is missing, where that is something else.
+# What the loss of a file that nothing else needs means, where the default text does not apply.
 _CONSEQUENCES: Final[Mapping[str, str]] = {
     "log": "the next execution of its stage writes another",
     "run record": "nothing else says what that run did",
 }
 _RUN: Final = "run its recipe again, or fetch it with `tvmflow cache pull`"
-# What the user has to do for a file of a kind that no run makes again.
+# What the user has to do about a kind of file that no run makes again.
 _FIXES: Final[Mapping[str, str]] = {
     "pin": "make the lock file or the release of that name again: until then `gc` may remove what it needs",
     "upload": "upload everything with `tvmflow cache push --all`",
     "trials": "import the trials from another store, if one has them: `tvmflow records import`",
     "file": "move it away, unless you know what it is for",
 }
-# Put right in their places, as each run does.
+# Repaired in place, as every run does.
 _IN_PLACE: Final = frozenset({"format", "folder", "lock"})
 
 
 class Step(NamedTuple):
-    """A repair: what was wrong (see `Finding`), what was done, and what is left to the user, if anything."""
+    """A repair: the fault (see `Finding`), what was done, and what the user still has to do, if anything."""
 
     kind: str
     name: str
@@ -163,10 +163,10 @@ class Step(NamedTuple):
 def repair_store(
     store: LocalStore, progress: Progress, checks: Mapping[str, ContentCheck]
 ) -> list[Step]:
-    """Repair a store as far as that is possible without a run; for the arguments see `check_integrity`.
+    """Repair a store as far as possible without a run; `check_integrity` explains the arguments.
 
     Raises:
-        StoreError: while a garbage collection is active, or when the disk is full or not writable.
+        StoreError: while a garbage collection is active, or if the disk is full or not writable.
     """
     damaged = list(find_damaged_files(store, checks))
     store.create()
@@ -180,7 +180,7 @@ def _repair_file(store: LocalStore, file: Finding) -> Step:
     if file.kind == "file":
         return Step(file.kind, file.name, file.reason, done="", fix=fix)
     if file.kind in _IN_PLACE:
-        # a lock in a folder of its own is put right by whoever takes it
+        # A folder in a lock's place is set aside when the lock is taken.
         moved = dict(store.moved).get(path, "")
         if not moved and file.kind == "lock":
             moved = store.set_aside(path)
@@ -203,18 +203,18 @@ def _shorten(store: LocalStore, path: str) -> str:
 
 
 # ---------------------------------------------------------------- file checks
-# Each file has the right kind, place and content. `check_integrity` reads results and blobs, and
-# `tuning.ledger_folders` measured trials; a log may contain any text.
+# Each file must have the right kind, path and content. `check_integrity` reads results and blobs, and
+# `tuning.ledger_folders` reads measured trials. A log may contain any text.
 
-# Gets the path of a regular file; returns whether its content is what was written.
+# Gets the path of a regular file; returns whether it has the content that was written.
 ContentCheck = Callable[[Path], bool]
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"[0-9a-f]{2}")
-# Folders whose files come and go, or are nobody's business.
+# Folders whose files are temporary or already set aside.
 _UNCHECKED: Final = frozenset({"tmp", "damaged"})
 _TRIALS_SUFFIX: Final = ".jsonl"
-# How many folders are above a file; 1 if the table has none.
+# How many path components a file has below its folder; 1 for folders that are not in this table.
 _DEPTHS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("cas", "actions", "last", "failures", "spool"), (2,)),
     "logs": (1, 2),
@@ -228,7 +228,7 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 def find_damaged_files(store: LocalStore, checks: Mapping[str, ContentCheck]) -> Iterator[Finding]:
-    """Yield damaged files, except results, blobs and trials; `checks` has checks of more folders by name."""
+    """Yield damaged files, except results, blobs and trials; `checks` maps further folders to checks."""
     root = Path(store.root)
     if store.condition() == "damaged":
         yield Finding("format", "format", reason="it does not name the format of this store")
@@ -254,9 +254,9 @@ def _check_folder(
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder that is not a folder, and folders where files should be."""
+    """Yield everything below a folder that should be a file, including folders in a file's place."""
     if folder.name == "work":
-        # what a stage keeps there is its own
+        # The other files in a work folder are the stage's own.
         for path in sorted(folder.iterdir()):
             yield path / "claim" if path.is_dir() else path
         return
@@ -266,7 +266,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
         folders.sort()
         level = len(Path(parent).relative_to(folder).parts) + 1
         if is_deep:
-            # a folder in the place of the trials of a workload
+            # A folder in the place of a workload's trials.
             misplaced = [name for name in folders if name.endswith(_TRIALS_SUFFIX)]
             names += misplaced
             folders[:] = [name for name in folders if name not in misplaced]
@@ -277,12 +277,12 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
-    """Return what is wrong with a file; nothing when it is as it should be."""
+    """Return what is wrong with a file; empty if nothing is."""
     depth = len(path.relative_to(folder).parts)
     if folder.name not in ("ledger", "work") and depth not in _DEPTHS.get(folder.name, (1,)):
         return "it is not where a file should be"
     if folder.name == "work" and not os.path.lexists(path):
-        # a run removes its claim, and makes that of a killed one again
+        # A run removes its claim, and creates that of a killed run again.
         return ""
     if folder.name in ("cas", "actions"):
         prefix = path.parent.name
@@ -298,7 +298,7 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
     except ValueError:
         return "its content is damaged"
     except FileNotFoundError:
-        # removed meanwhile, by a run or a collection
+        # A run or a collection has removed the file meanwhile.
         return ""
     except OSError as error:
         if not is_damage(error, str(path)):
@@ -321,7 +321,7 @@ def _is_pin(path: Path) -> bool:
 
 
 def _is_download(path: Path) -> bool:
-    # one that is not complete yet may have any content
+    # An incomplete download may have any content.
     return bool(path.suffix) or not _DIGEST.fullmatch(path.name) or hash_file(path) == path.name
 
 

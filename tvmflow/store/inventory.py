@@ -19,7 +19,7 @@ from tvmflow.store import disk, local
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.local import LocalStore
 
-# What a recipe last was up to date with is pinned under this prefix and its name.
+# The prefix of the pin's name for the results with which a recipe was last up to date.
 RECIPE: Final = "recipe:"
 
 
@@ -50,12 +50,12 @@ def add_pin(
     *,
     file: str = "",
 ) -> list[str]:
-    """Keep results and blobs until the pin is removed, or its lock `file` no longer exists.
+    """Keep results and blobs until the pin is removed, or until its lock `file` no longer exists.
 
-    Another pin of that name is replaced. Returns the keys and digests that the store lacks.
+    Replaces another pin with this name. Returns the keys and digests that the store lacks.
     """
     pin = Pin(name, tuple(sorted(set(keys))), tuple(sorted(set(digests))), file)
-    # first the note, then the marks of use: a collection that has not read the note sees the marks
+    # The note is written before results are marked: a collection that missed the note then sees the marks.
     store.notes.write(json.dumps(pin._asdict()), "pins", name)
     missing = [key for key in pin.keys if not _mark_used(store, key)]
     for digest in pin.digests:
@@ -68,14 +68,14 @@ def _mark_used(store: LocalStore, key: str) -> bool:
     with disk.use_lock(store.root):
         if store.find(key) is None:
             return False
-        # another user's file, or a disk that cannot be written: the note alone protects it
+        # Another user's file, or a disk that cannot be written: the note alone protects the result.
         with contextlib.suppress(OSError):
             os.utime(store.action_path(key))
         return True
 
 
 def remove_pin(store: LocalStore, name: str) -> None:
-    """Remove a pin; garbage collection may then remove what only it needed."""
+    """Remove a pin; garbage collection may then remove what no other pin needs."""
     recipe = name.removeprefix(RECIPE)
     if name.startswith(RECIPE) and recipe in last_keys(store):
         for path in sorted(Path(store.root, "last", recipe).iterdir()):
@@ -93,21 +93,21 @@ def remove_pin(store: LocalStore, name: str) -> None:
 
 
 def update_recipe_pins(store: LocalStore, origins: Iterable[RecipeOrigin]) -> None:
-    """Take from the pins of recipes the results for targets that these no longer have."""
+    """Remove results from recipes' pins if their targets are no longer in the recipe."""
     for origin in origins:
         targets = {name.replace("/", "+") for name in origin.targets}
         for name in store.notes.list("last", origin.recipe):
             target = name.partition("+")[2]
             if target and target not in targets:
-                # another user's file, or a disk that cannot be written: its results stay
+                # Another user's file, or a disk that cannot be written: its results simply stay.
                 with contextlib.suppress(OSError):
                     store.notes.remove("last", origin.recipe, name)
 
 
 def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
-    """Return the pins of recipes, then the others by name.
+    """Return the pins of recipes, then the other pins by name.
 
-    Raises StoreError for an unreadable pin, because its results are unknown.
+    Raises StoreError for an unreadable pin, because the results that it protects are unknown.
     """
     named = []
     for name in store.notes.list("pins"):
@@ -120,13 +120,13 @@ def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
 
 
 def list_recipe_pins(store: LocalStore) -> list[Pin]:
-    """Return a pin for each recipe: what it was up to date with the last time."""
+    """Return a pin for each recipe, with the results with which it was last up to date."""
     recipes = sorted(last_keys(store).items())
     return [Pin(f"{RECIPE}{name}", tuple(sorted(set(keys.values())))) for name, keys in recipes]
 
 
 def last_keys(store: LocalStore) -> dict[str, dict[str, str]]:
-    """Return for each recipe the label of each stage and the key it had when it was last up to date."""
+    """Return for each recipe its stages' labels, with the key that each had when last up to date."""
     keys: dict[str, dict[str, str]] = {}
     for recipe in store.notes.list("last"):
         for name in store.notes.list("last", recipe):
@@ -158,10 +158,11 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 
 
 class StoredResult(NamedTuple):
-    """A finished stage: its record, and when it was last used.
+    """A finished stage: its record, and when its result was last used.
 
-    The label is `RECIPE:STAGE[/TARGET]` of the recipe that needs it, or needed it first. `size` is that of the record.
-    Files and inputs are digests. `signatures` has a line for each signer of a fetched result; None for own results.
+    The label is `RECIPE:STAGE[/TARGET]` of a recipe that needs the result, or else that needed it first. `size` is the
+    record's size in bytes. Files and inputs are digests. `signatures` has a line per signer of a fetched result; it is
+    None for a result made here.
     """
 
     key: str
@@ -175,12 +176,12 @@ class StoredResult(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The label and the first digits of the key, for people."""
+        """The label and the key's first digits, for people."""
         return f"{self.label or 'unknown'} {self.key[:12]}"
 
 
 class StoredBlob(NamedTuple):
-    """A blob: its digest, its size in bytes, and when it was added or last marked as used (ns)."""
+    """A blob: digest, size in bytes, and when it was added or last marked as used (ns)."""
 
     digest: str
     size: int
@@ -200,18 +201,18 @@ class Inventory(NamedTuple):
         return {key for pin in self.pins for key in pin.keys}
 
     def is_complete(self, result: StoredResult) -> bool:
-        """Return whether a result can be used: its record and all its files."""
+        """Return whether a result is usable: its record and all its files are in the store."""
         return not result.damaged and all(digest in self.blobs for digest in result.files)
 
     def size(self, results: Sequence[StoredResult], digests: Iterable[str] = ()) -> int:
-        """Return the size of results and blobs in bytes, equal blobs once."""
+        """Return the size of results and blobs in bytes; equal blobs count once."""
         needed = {digest for result in results for digest in result.files} | set(digests)
         blobs = [self.blobs[digest].size for digest in needed if digest in self.blobs]
         return sum(result.size for result in results) + sum(blobs)
 
 
 def require_store(store: LocalStore) -> LocalStore:
-    """Return the store, if there is one."""
+    """Return the store if it exists; otherwise raise an error."""
     if store.condition() == "absent":
         raise UsageError(
             f"{shortest_path(store.root)} is not a tvmflow store", fix="choose one with --store DIR"
@@ -221,7 +222,7 @@ def require_store(store: LocalStore) -> LocalStore:
 
 def take_inventory(store: LocalStore, *, skip_damaged_pins: bool = False) -> Inventory:
     """Read every action record and list every blob."""
-    # results before pins: `garbage_collection` explains why
+    # Results are read before pins, for the reason in `garbage_collection`.
     results = {result.key: result for result in _list_results(store)}
     pins = tuple(list_pins(store, skip_damaged=skip_damaged_pins))
     for recipe, keys in last_keys(store).items():
@@ -281,12 +282,12 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """Return what a folder contains, sorted; nothing when it does not exist."""
+    """Return the entries of a folder, sorted; empty if the folder does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file in bytes; 0 when it does not exist."""
+    """Return a file's size in bytes; 0 if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.lstat().st_size
     return 0
@@ -298,7 +299,7 @@ def size_below(path: Path) -> int:
 
 
 def changed_ns(path: Path) -> int:
-    """Return the change time of a file (ns); 0 when it does not exist."""
+    """Return a file's change time (ns); 0 if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.lstat().st_ctime_ns
     return 0

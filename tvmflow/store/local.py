@@ -11,10 +11,10 @@
     history/<id>.json      what each run did (see `engine.run_records`)
     logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ delivered/ tmp/ damaged/
 
-The modification time of an action record is when the result was last used: exact during a run,
-to the day otherwise, so that looking writes nothing. What is under `cas` and `actions` is
-complete: it is written to a temporary file, flushed, and published by one rename. Locks are the
-operating system's and die with their process. No database can be left in a state that needs repair.
+The modification time of an action record is when its result was last used: exact during a run, otherwise to the day, so
+that looking up a result writes nothing. A file in `cas` or `actions` is always complete: it is written to a temporary
+file, flushed, and published by one rename. Locks are the operating system's, and end with their process. There is no
+database whose state could need repair.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tvmflow.store.disk import Claim, Notes, StoreFolder, is_damage
 
 _SHOWN_SIGNATURES = 3
 SHOWN_DIGITS = 12
-"""How many digits of a key id are shown to people."""
+"""How many digits of a key's id are shown to people."""
 
 
 class Origin(NamedTuple):
-    """The remote cache of a fetched result: address, all received signatures, and the verified signers.
+    """Where a fetched result comes from: address, all received signatures, and verified signers.
 
-    A signer is `name (first digits of the key)`.
+    A signer is written `name (first digits of the key)`.
     """
 
     address: str
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The origin of the result and its signers, in one phrase."""
+        """The origin and the signers of the result, as one phrase."""
         if self.signers:
             return f"{self.address}, signed by {' and '.join(self.signers)}"
         if unverified := self._key_ids():
@@ -64,7 +64,7 @@ class Origin(NamedTuple):
 
     @property
     def signature_lines(self) -> tuple[str, ...]:
-        """One line for each key that signed it: the first digits, and whether that was verified."""
+        """A line for each key that signed: its first digits, and whether the signature was verified."""
         verified = " ".join(self.signers)
         return tuple(
             key_id if f"({key_id})" in verified else f"{key_id} (not verified)"
@@ -72,7 +72,7 @@ class Origin(NamedTuple):
         )
 
     def _key_ids(self) -> list[str]:
-        # the ids are another machine's text
+        # The ids come from another machine, so only hexadecimal digits are kept.
         ids = [str(signature.get("keyid")) for signature in self.signatures[:_SHOWN_SIGNATURES]]
         return [re.sub("[^0-9a-f]", "", key_id)[:SHOWN_DIGITS] for key_id in ids]
 
@@ -80,8 +80,8 @@ class Origin(NamedTuple):
 class ActionRecord(NamedTuple):
     """A finished stage.
 
-    Facts are small values for people, and never part of a key; `preimage` is the pre-image of the key. `made` is a time
-    in UTC (`2024-01-01T00:00:00Z`). Fetched results have an `origin` and no `stage_id`.
+    Facts are small values for people, and never part of a key. `preimage` is the pre-image of the key. `made` is a time
+    in UTC (`2024-01-01T00:00:00Z`). A fetched result has an `origin` and no `stage_id`.
     """
 
     files: tuple[StoredFile, ...]
@@ -94,7 +94,7 @@ class ActionRecord(NamedTuple):
 
 
 def encode(record: ActionRecord) -> bytes:
-    """Return the content of the record's file."""
+    """Return the content of a record's file."""
     value = record._asdict()
     value["for"], origin = value.pop("stage_id"), value.pop("origin")
     if origin is not None:
@@ -106,9 +106,9 @@ def encode(record: ActionRecord) -> bytes:
 def decode(
     key: str, content: bytes, preimage: dict[str, Json] | None = None
 ) -> ActionRecord | None:
-    """Return the record in the file of `key`; None when it is damaged or the record of another key.
+    """Return the record in a key's file; None if it is damaged or another key's.
 
-    The pre-image of the key, if known, is compared, which saves a digest.
+    If the key's pre-image is known, comparing it saves computing a digest.
     """
     checksum, _, body = content.partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != checksum:
@@ -135,7 +135,7 @@ def decode(
 
 
 class DamagedBlob(Exception):
-    """A missing blob, or one whose digest is not its name: it was set aside, and its stage must run again."""
+    """A blob is missing, or was set aside because its digest is not its name: its stage must run again."""
 
     def __init__(self, digest: str, path: str) -> None:
         super().__init__(f"{path} does not have the digest {digest[:12]}…")
@@ -154,7 +154,7 @@ class BlobStore:
         return f"{self._folder.root}/cas/{digest[:2]}/{digest}"
 
     def verified_path(self, digest: str) -> str:
-        """Return the path of a verified blob; DamagedBlob if it is missing or damaged: then it is set aside."""
+        """Return a verified blob's path; DamagedBlob if it is missing, or damaged and set aside."""
         path = self.path(digest)
         if digest not in self._verified:
             try:
@@ -172,14 +172,14 @@ class BlobStore:
         return path
 
     def is_present(self, file: StoredFile) -> bool:
-        """Return whether the blob of a file exists with its size; one of another size is set aside."""
+        """Return whether a file's blob exists with the right size; one of another size is set aside."""
         path = self.path(file.digest)
         try:
             status = os.stat(path)
             if status.st_size == file.size and stat.S_ISREG(status.st_mode):
                 return True
         except (FileNotFoundError, NotADirectoryError):
-            # a link to nothing would keep the next run from writing the file
+            # A dangling link would keep the next run from writing the file.
             if not os.path.islink(path):
                 return False
         except OSError as error:
@@ -194,23 +194,23 @@ class BlobStore:
             return self.add_file("", path).digest
 
     def add_file(self, name: str, path: str) -> StoredFile:
-        """Move a file of an artifact into the store."""
+        """Move a file of an artifact into the store, under its digest."""
         sync(path)
         digest, size = hash_file(path), os.stat(path).st_size
         target = self.path(digest)
         self._folder.make_way(target)
         with disk.use_lock(self._folder.root):
-            # also marks the blob as used from now on, by its change time
+            # This also sets the change time, which marks the blob as used.
             protect(path)
-            # replacing an equal file is harmless, and repairs one whose damage nobody noticed
+            # Replacing an equal file is harmless, and repairs undetected damage.
             os.replace(path, target)
         sync(os.path.dirname(target))
         return StoredFile(name, digest, size)
 
     def mark_used(self, digest: str) -> bool:
-        """Mark a blob as used before a result that refers to it is published; return whether that worked.
+        """Mark a blob as used before a result that refers to it is published; return whether this worked.
 
-        If it did not, the blob is missing or cannot be marked, and its content must be added again.
+        If not, the blob is missing or cannot be marked, and its content must be added again.
         """
         with disk.use_lock(self._folder.root):
             try:
@@ -220,7 +220,7 @@ class BlobStore:
         return True
 
     def temporary_path(self) -> str:
-        """Return a path for a new file on the disk of the store; what is left there, the next run removes."""
+        """Return a path for a new file on the store's disk; if it is left there, the next run removes it."""
         with disk_errors(self._folder.root):
             return self._folder.temporary_path()
 
@@ -230,7 +230,7 @@ _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder holds results that tvmflow can make again.\n"
 )
-# git leaves out the store, as it does the caches of pytest and mypy.
+# Makes git ignore the store, as pytest and mypy do for their caches.
 _GIT_IGNORE = "# Made by tvmflow.\n*\n"
 _DAY_NS = 86_400 * 10**9
 FOLDERS = (
@@ -238,12 +238,12 @@ FOLDERS = (
     *("downloads", "stats", "facts", "plans", "delivered", "locked", "tmp", "damaged"),
     *("history", "failures", "recipes"),
 )
-"""The folders of a store, each created when it is needed."""
-# What only a store contains, and everything that one may.
+"""A store's folders, each created when first needed."""
+# Names that only a store contains; and a set that is sufficient evidence of a store.
 _RECOGNIZED = frozenset({"cas", "actions", "ledger", "CACHEDIR.TAG"})
 _CERTAIN = frozenset({"cas", "actions", "CACHEDIR.TAG"})
 FILES = frozenset({"README.md", ".gitignore", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
-"""The files of a store itself."""
+"""The files in a store's own folder."""
 _OWN_NAMES = frozenset({*FOLDERS, *FILES})
 _ANY_FORMAT = r"tvmflow store [0-9]+\n?"
 # What a folder may contain before it becomes a store.
@@ -251,9 +251,9 @@ _ALLOWED_BEFORE = frozenset({*FILES - {"format"}, "tmp"})
 
 
 class LocalStore:
-    """A store in a folder: results by key, `notes` for later runs, and `blobs` by digest.
+    """A store in a folder: results by key, blobs by digest, and `notes` for later runs.
 
-    Safe for several runs at once and against a kill at any instant.
+    Several runs may use it at once, and be killed at any moment.
     """
 
     def __init__(self, root: str) -> None:
@@ -274,7 +274,7 @@ class LocalStore:
         return [path for path, _ in self.moved]
 
     def check(self) -> Literal["good", "damaged", "absent"]:
-        """Return the condition of the folder; StoreError if it has foreign files, or another version's store."""
+        """Return the folder's condition; StoreError for foreign files, or for another version's store."""
         condition = self.condition()
         if os.path.islink(self.root) and not os.path.exists(self.root):
             text = f"{shortest_path(self.root)} is a link to {os.readlink(self.root)}, which does not exist"
@@ -288,12 +288,12 @@ class LocalStore:
         return condition
 
     def create(self) -> None:
-        """Make the folder a store, if it is none yet."""
+        """Make the folder a store unless it is one."""
         with disk_errors(self.root):
             self._create(self.check())
 
     def create_if_writable(self) -> None:
-        """Create the store as `create` does; a read-only store is left as it is."""
+        """Create the store as `create` does; a read-only store is left unchanged."""
         with disk_errors(self.root):
             condition = self.check()
         try:
@@ -314,7 +314,7 @@ class LocalStore:
         self.notes.write(FORMAT, "format")
 
     def condition(self) -> Literal["good", "damaged", "absent"]:
-        """Return whether the folder is a store, perhaps with a `damaged` format file.
+        """Return whether the folder is a store; it is `damaged` if its format file is.
 
         Raises StoreError for a store of another version.
         """
@@ -334,13 +334,13 @@ class LocalStore:
                 fix="choose another store with --store DIR, or remove this one "
                 "(keep its folder `ledger`: it holds the measured trials)",
             )
-        # what is left of a store is recognized: its trials took hours, and a folder of somebody else is none
+        # The remains of a store are recognized, as trials took hours; somebody else's folder must not be.
         names = set(os.listdir(self.root)) if os.path.isdir(self.root) else set()
         is_store = names >= _CERTAIN or (bool(names & _RECOGNIZED) and names <= _OWN_NAMES)
         return "damaged" if is_store else "absent"
 
     def _repair_layout(self, condition: str) -> None:
-        """Put folders, locks and the format of the store where they belong; set aside what is in their places."""
+        """Restore the store's folders, locks and format file; what is in their places is set aside."""
         for name in FOLDERS:
             if os.path.lexists(f"{self.root}/{name}"):
                 self._folder.make_folder(f"{self.root}/{name}")
@@ -353,23 +353,23 @@ class LocalStore:
             self.notes.write(FORMAT, "format")
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write a file of the store completely or not at all; what is in its place and no file is set aside."""
+        """Write a file of the store completely or not at all; anything but a file in its place is set aside."""
         with disk_errors(self.root):
             self._folder.write(content, path, flush=False)
 
     def make_way(self, path: str) -> None:
-        """Make the folder of a file in the store, and set aside what is in its place and no file."""
+        """Create the folder for a file in the store; anything but a file in the file's place is set aside."""
         with disk_errors(self.root):
             self._folder.make_way(path)
 
     def set_aside(self, path: str) -> str:
-        """Move something damaged to `damaged/`, and return where it is then."""
+        """Move something damaged to `damaged/`; return its new path."""
         return self._folder.set_aside(path)
 
     def find(self, key: str, preimage: dict[str, Json] | None = None) -> Artifact | None:
-        """Return the finished result with this key, if all its files are in the store.
+        """Return the finished result with this key; None if the store lacks it or one of its files.
 
-        A result found during a run (see `running`) stays until the run ends. The pre-image makes finding faster.
+        A result found during a run (see `running`) stays until the run ends. Passing the pre-image is faster.
         """
         with contextlib.ExitStack() as stack:
             if self._lease.began_ns is not None:
@@ -380,7 +380,7 @@ class LocalStore:
             return Artifact(key, record.files, record.facts)
 
     def preimage(self, key: str) -> dict[str, Json] | None:
-        """Return the pre-image of the key of a finished result; None when the store has no such result."""
+        """Return the pre-image of a finished result's key; None if the store lacks the result."""
         record = self.record(key)
         return record and record.preimage
 
@@ -406,7 +406,7 @@ class LocalStore:
                 self._mark_used(path, os.stat(path).st_mtime_ns)
         record = decode(key, content, preimage)
         if record is None:
-            # damaged, or copied from another key: delivering it would be a wrong hit
+            # A record that is damaged, or copied from another key: using it would be a wrong hit.
             self._folder.set_aside(path)
         return record
 
@@ -414,16 +414,16 @@ class LocalStore:
         began_ns, now_ns = self._lease.began_ns, time.time_ns()
         is_ahead = last_used_ns > now_ns + _DAY_NS
         if is_ahead or last_used_ns < (now_ns - _DAY_NS if began_ns is None else began_ns):
-            # a file of another user in a shared store, or one on a disk that cannot be written
+            # Another user's file in a shared store, or a disk that cannot be written.
             with contextlib.suppress(OSError):
                 os.utime(path)
                 self._lease.follow_clock(os.stat(path).st_mtime_ns)
 
     def running(self) -> contextlib.AbstractContextManager[int]:
-        """Mark a run as active while the block runs; give the time (ns) from which uses count as the run's.
+        """Mark a run as active while the block runs; yields the time (ns) from which uses count as its own.
 
-        Results are written only inside: nobody can clean the store meanwhile, and results found or made stay to the end.
-        The first of several runs sweeps leftovers of killed processes. Runs of one object share one lease.
+        Results are written only inside the block: nobody can clean the store meanwhile, and results found or made stay
+        until its end. The first of several runs sweeps what killed processes left. Runs of one object share a lease.
         """
         return self._lease.hold()
 
@@ -432,7 +432,7 @@ class LocalStore:
         return disk.claim(self._folder, key)
 
     def release(self, claim: Claim) -> None:
-        """Remove the work folder of a claim whose result is in the store."""
+        """Remove the work folder of a claim after its result was stored."""
         disk.release(self._folder, claim)
 
     def publish(
@@ -443,7 +443,7 @@ class LocalStore:
         seconds: float,
         stage_id: str = "",
     ) -> Artifact:
-        """Move the output files of a claim into the store, publish the result, and release the claim."""
+        """Move a claim's output files into the store, publish the result, and release the claim."""
         self._lease.follow_clock(time.time_ns())
         with disk_errors(self.root):
             files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
@@ -454,13 +454,13 @@ class LocalStore:
         return Artifact(key.digest, files, facts)
 
     def adopt(self, key: str, record: ActionRecord) -> None:
-        """Publish a result of another store, whose blobs have been added."""
+        """Publish a result from another store, after its blobs were added."""
         content = encode(record)
         with disk_errors(self.root), disk.use_lock(self.root):
             self._folder.write(content, self.action_path(key), flush=True)
 
     def last_key(self, recipe: str, label: str) -> str | None:
-        """Return the key that a stage of a recipe had when it was last up to date."""
+        """Return the key that a recipe's stage had when it was last up to date; None if unknown."""
         return self.notes.read("last", recipe, label)
 
     def remember(self, recipe: str, label: str, key: str) -> None:
@@ -470,7 +470,7 @@ class LocalStore:
 
 
 # ---------------------------------------------------------------- failures
-# How the last attempt of a stage ended that had no result. A success removes the note.
+# How a stage's last attempt failed. A success removes the note.
 
 _FOLDER = "failures"
 _VERBS = {
@@ -480,13 +480,13 @@ _VERBS = {
     "rejected": "was rejected",
     "timeout": "took too long",
 }
-"""The outcomes that are noted, as a sentence has them."""
+"""The outcomes that are noted, as parts of a sentence."""
 
 
 class Failure(NamedTuple):
-    """The last attempt of a stage, which gave no result: an outcome of `_VERBS`, and the time since 1970.
+    """A stage's last attempt, which gave no result: an outcome in `_VERBS`, and the time since 1970.
 
-    The key is empty if it was unknown, the log if there is none.
+    The key is empty if unknown; the log is empty if there is none.
     """
 
     outcome: str
@@ -505,7 +505,7 @@ class Failure(NamedTuple):
 
 def remember_failure(store: LocalStore, stage_id: str, failure: Failure) -> None:
     """Note how the last attempt of the stage `RECIPE:LABEL` failed."""
-    # the failure itself is reported in any case
+    # Failing to write this note must not hide the stage's failure, which is reported anyway.
     with contextlib.suppress(OSError, StoreError):
         store.notes.write(json.dumps(failure._asdict()), _FOLDER, *_names(stage_id))
 
@@ -517,9 +517,9 @@ def forget_failure(store: LocalStore, stage_id: str) -> None:
 
 
 def find_failure(store: LocalStore, stage_id: str) -> Failure | None:
-    """Return how the last attempt of a stage failed; None when it succeeded, or nothing is noted."""
+    """Return how a stage's last attempt failed; None if it succeeded or no failure is noted."""
     text = store.notes.read(_FOLDER, *_names(stage_id))
-    # there is none, or one of another version
+    # There is no note, or it has another version's format.
     with contextlib.suppress(ValueError):
         failure = from_json(Failure, json.loads(text or ""))
         return failure._replace(log=existing_log(failure.log))
@@ -532,7 +532,7 @@ def _names(stage_id: str) -> tuple[str, str]:
 
 
 def existing_log(path: str) -> str:
-    """Return the path of a log, or nothing where the file does not exist or is empty."""
+    """Return a log's path; empty if the file does not exist or is empty."""
     with contextlib.suppress(OSError):
         return path if path and os.path.getsize(path) else ""
     return ""

@@ -1,8 +1,8 @@
-"""The client for OCI registries, by OCI's distribution specification 1.1.
+"""The client for OCI registries (OCI Distribution Specification 1.1).
 
-Credentials belong to the registry that a user addressed. They go to it, and to its token server: one of the same
-origin, or one that `$TVMFLOW_AUTH_SERVERS` names for this registry. No server chooses what a token is requested
-for, tokens go only to the registry that they are for, and redirects to other hosts get no credentials.
+Credentials belong to the registry that the user named. They are sent only to it and to its token server, which must
+have the same origin, or be listed for this registry in `$TVMFLOW_AUTH_SERVERS`. A server cannot choose the scope of the
+requested token. A token is sent only to its registry, and redirects to other hosts get no credentials.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tvmflow.store.http_client import (
 DOCKER_HUB: Final = ("docker.io", "index.docker.io")
 AUTH_SERVERS_VARIABLE: Final = "TVMFLOW_AUTH_SERVERS"
 
-# The public registries whose token server has a host of its own.
+# Public registries whose token server has another host.
 _AUTH_SERVERS: Final = {
     "docker.io": "auth.docker.io",
     "index.docker.io": "auth.docker.io",
@@ -76,7 +76,7 @@ _PARAMETER: Final = re.compile(rf'(?:({_WORD})[ \t]+)?({_WORD})[ \t]*=[ \t]*(?:"
 
 
 class LoginError(Exception):
-    """A login that fails, or that is not tried; the status is that of the token server, 0 for none."""
+    """A login that fails or is not tried; the status is the token server's, or 0."""
 
     def __init__(self, reason: str, fix: str = "", status: int = 0) -> None:
         super().__init__(reason)
@@ -86,14 +86,14 @@ class LoginError(Exception):
 
 
 class Challenge(NamedTuple):
-    """A challenge of a server: the authentication scheme in lowercase, and its parameters."""
+    """A server's challenge: authentication scheme in lowercase, and parameters."""
 
     scheme: str
     values: dict[str, str]
 
 
 def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
-    """Return the challenges in the `WWW-Authenticate` headers of an answer, up to the first invalid one.
+    """Return the challenges in an answer's `WWW-Authenticate` headers, up to the first invalid one.
 
     Takes linear time; LoginError if the headers are too long.
 
@@ -112,7 +112,7 @@ def _parse_header(text: str) -> list[Challenge]:
     challenges: list[Challenge] = []
     for part in parse_http_list(text):
         parameter = _PARAMETER.fullmatch(part)
-        # credentials of a scheme without parameters may follow it, such as `Negotiate YII=`
+        # A scheme may be followed by credentials instead of parameters, such as `Negotiate YII=`.
         start = parameter or _SCHEME.match(part)
         if start and start[1]:
             challenges.append(Challenge(start[1].lower(), {}))
@@ -128,13 +128,13 @@ def _parse_header(text: str) -> list[Challenge]:
 def log_in(
     host: str, url: str, headers: Sequence[str], scopes: Sequence[str], client: HttpClient
 ) -> Credential | None:
-    """Return the credential that a registry requests: a token, or user and password; None for neither.
+    """Return the credential that a registry requests: a token, or user and password; None if neither.
 
-    `host` is the registry that the user addressed, `headers` are the `WWW-Authenticate` headers of its answer, and
-    scopes name the use of a token, such as `repository:a/b:pull`.
+    `host` is the registry that the user named. `headers` are the `WWW-Authenticate` headers of its answer. Scopes name
+    what the token is for, such as `repository:a/b:pull`.
 
     Raises:
-        LoginError: when the headers cannot be followed, or the token server gives no token.
+        LoginError: when the headers are unusable, or the token server gives no token.
         Unreachable: when there is no answer.
     """
     own = find_credential(host, url)
@@ -158,7 +158,7 @@ def log_in(
 def _check_realm(
     host: str, url: str, realm: str, own: Credential | None
 ) -> urllib.parse.SplitResult:
-    """Return the URL of a token server that a registry names, which may be asked with these credentials."""
+    """Return the URL of the registry's token server, after checking that it may get these credentials."""
     shown = excerpt(without_secrets(realm))
     try:
         target = urllib.parse.urljoin(url, realm)
@@ -201,7 +201,7 @@ def _is_listed(host: str, server: str) -> bool:
 
 
 def _is_domain_name(host: str) -> bool:
-    """Return whether a host is found by DNS: an address, also one in a form such as 127.1, is not."""
+    """Return whether a host is a DNS name; an IP address is not, even in a form such as 127.1."""
     last = host.rstrip(".").rpartition(".")[2]
     return bool(re.fullmatch(r"[a-z][a-z0-9-]*", last)) and last != "localhost" and "." in host
 
@@ -222,7 +222,7 @@ def _fetch_token(
     query += [("scope", scope) for scope in scopes]
     url = server._replace(query=urllib.parse.urlencode(query), fragment="").geturl()
     secret = {"Authorization": own.header} if own else {}
-    # no redirect is followed: it could lead to a host that was not checked
+    # No redirect is followed, because it could lead to a host that was not checked.
     with client.request("GET", url, secret) as answer:
         content = answer.read_all(_MAX_SHORT_ANSWER) if answer.is_success else b"{}"
     with contextlib.suppress(Unreadable, EnvironmentProblem):
@@ -241,7 +241,7 @@ def hostname(host: str) -> str:
 
 
 def find_credential(host: str, url: str) -> Credential | None:
-    """Return the credential of the environment, of docker's configuration or of ~/.netrc for a registry."""
+    """Return a registry's credential: from the environment, docker's configuration, or ~/.netrc."""
     if not may_send_to(url):
         return None
     variable = token_variable(hostname(host))
@@ -263,7 +263,7 @@ def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
     except Unreadable as error:
         raise LoginError(f"{path} has no credentials: {error}", "log in again") from None
     for entry, value in get_field(config, "auths", of=dict).items():
-        # docker's own is https://index.docker.io/v1/
+        # Docker Hub's own entry is https://index.docker.io/v1/.
         if name in (entry, entry.partition("://")[2].partition("/")[0]):
             with contextlib.suppress(ValueError):
                 text = base64.b64decode(get_field(value, "auth", of=str), validate=True).decode()
@@ -286,7 +286,7 @@ def _ask_helper(program: str, host: str) -> tuple[str, str] | None:
         text = f"{excerpt(program)}, which docker's configuration names, does not work"
         raise LoginError(f"{text}: {type(error).__name__}", "install it, or log in again") from None
     user, secret = get_field(value, "Username", of=str), get_field(value, "Secret", of=str)
-    # `<token>` comes with a token for a protocol of its own
+    # With the user `<token>`, the secret is a token for another protocol, which is not supported.
     return (user, secret) if user and user != "<token>" else None
 
 
@@ -307,11 +307,11 @@ _TIMEOUT_S: Final = 30.0
 _MIN_BYTES_PER_S: Final = 64 << 10
 _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.25
-# 504 is what a proxy answers that gets no answer.
+# A proxy answers 504 if the server behind it does not answer.
 _NO_ANSWER: Final = 504
-# While another client writes the link of a blob, Docker's registry finds none in manifests that name the blob.
+# Docker's registry can reject a manifest while another client is still linking one of its blobs.
 _BAD_REQUEST: Final = 400
-# A redirect that must not be followed is final, as a wrong request is.
+# A redirect that must not be followed is final, like a misdirected request.
 _WRONG_REDIRECT: Final = 421
 _MAX_MANIFEST_BYTES: Final = 4 << 20
 _MAX_LAYERS: Final = 10_000
@@ -321,7 +321,7 @@ _ARCHIVE: Final = re.compile(r".*\.tar([.+](gzip|zstd))?")
 
 
 class OciError(DownloadError):
-    """A registry refused a request; the status is its answer's, 504 for no answer, 0 for other causes."""
+    """A registry refused a request; the status is the answer's, 504 without answer, otherwise 0."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -329,7 +329,7 @@ class OciError(DownloadError):
 
 
 class Descriptor(NamedTuple):
-    """A blob in a manifest, or a manifest in an index."""
+    """A blob listed in a manifest, or a manifest listed in an index."""
 
     media_type: str
     digest: str
@@ -344,11 +344,11 @@ class Descriptor(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The path of the file in the artifact; empty for none."""
+        """The file's path in the artifact; empty if it has none."""
         return self.annotations.get(_TITLE) or self.annotations.get(_FILE_PATH, "")
 
     def to_json(self) -> Json:
-        """Return the descriptor as manifests have it."""
+        """Return the descriptor as JSON for a manifest."""
         names = ("mediaType", "digest", "size", "annotations", "artifactType")
         fields = zip(names, self, strict=True)
         return {name: value for name, value in fields if value not in ("", {})}
@@ -357,11 +357,11 @@ class Descriptor(NamedTuple):
 EMPTY: Final = Descriptor(
     "application/vnd.oci.empty.v1+json", f"sha256:{hashlib.sha256(b'{}').hexdigest()}", 2
 )
-"""The configuration of a manifest that needs none: `{}`."""
+"""The configuration `{}`, for manifests that need none."""
 
 
 class Manifest(NamedTuple):
-    """An artifact: its text, its files, and the digest of the artifact that it refers to."""
+    """An artifact: its manifest's text, its files, and the digest of the artifact that it refers to."""
 
     content: bytes
     layers: tuple[Descriptor, ...]
@@ -369,11 +369,11 @@ class Manifest(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Its digest, by which it is pinned."""
+        """The digest by which the artifact can be pinned."""
         return describe(self.content, MANIFEST).digest
 
     def select(self, path: str) -> Descriptor:
-        """Return the file at a path, or the only one without a path."""
+        """Return the file at a path; without a path, the artifact's only file."""
         files = {layer.title: layer for layer in self.layers}
         names = ", ".join(f"#{excerpt(name)}" for name in list(files)[:10])
         if path and path not in files:
@@ -391,7 +391,7 @@ def describe(content: bytes, media_type: str, annotations: Mapping[str, str] = {
 
 
 def title_annotations(path: str) -> dict[str, str]:
-    """Return the annotations with the path of a file, as oras and as ModelPack have it."""
+    """Return annotations with a file's path, in the forms of oras and of ModelPack."""
     return {_TITLE: path, _FILE_PATH: path}
 
 
@@ -402,7 +402,7 @@ def make_manifest(
     config: Descriptor = EMPTY,
     subject: Descriptor | None = None,
 ) -> bytes:
-    """Return the text of a manifest, which is the same whenever it is made of the same."""
+    """Return the text of a manifest; equal arguments always give the same text."""
     value = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
@@ -415,7 +415,7 @@ def make_manifest(
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Return an artifact from its manifest; Unreadable if it is not one whose files fit into a folder."""
+    """Return the artifact in a manifest; Unreadable if it is not one whose files fit into a folder."""
     value = read_json(content)
     layers = [_parse_descriptor(entry) for entry in get_field(value, "layers", of=list)]
     if get_field(value, "manifests", of=list) or not layers:
@@ -447,14 +447,14 @@ def _parse_descriptor(value: Json) -> Descriptor:
     return descriptor
 
 
-# The logins of this process, by the URL of the repository and what they are for. The last one is the newest.
+# This process's logins, by repository URL and scopes. The last one is the newest.
 _LOGINS: Final = dict[tuple[str, tuple[str, ...]], Credential]()
 
 
 class Repository:
-    """One repository of a registry. Thread-safe. Its methods raise OciError if the registry refuses.
+    """A repository in a registry. Thread-safe. Methods raise OciError if the registry refuses.
 
-    Plain http is used only for this machine, and for the hosts in `$TVMFLOW_PLAIN_HTTP`.
+    Unencrypted http is used only for this machine, and for hosts in `$TVMFLOW_PLAIN_HTTP`.
     """
 
     def __init__(
@@ -474,7 +474,7 @@ class Repository:
         self._client.close()
 
     def find_manifest(self, version: str) -> Manifest:
-        """Return an artifact by its tag or digest; it has that digest, and can be trusted to have files."""
+        """Return an artifact by its tag or digest, after verifying the digest and the list of files."""
         is_digest = bool(_DIGEST.fullmatch(version))
         accepted = f"{MANIFEST}, {INDEX}, {_DOCKER_MANIFEST}"
         status, content, headers = self._read(f"manifests/{version}", accepted)
@@ -492,7 +492,7 @@ class Repository:
             raise self.error(str(error), "name another artifact, or ask its publisher") from None
 
     def list_referrers(self, digest: str) -> list[Descriptor]:
-        """Return the manifests that refer to one: the registry's list, or an index with a tag for it."""
+        """Return the manifests that refer to a digest: the registry's list, or an index with a fallback tag."""
         listed = self._read_index(f"referrers/{digest}")
         return self._read_tagged_index(digest) if listed is None else listed
 
@@ -510,7 +510,7 @@ class Repository:
             raise self.error(f"its list of referrers is damaged: {error}") from None
 
     def _read(self, path: str, accepted: str) -> tuple[int, bytes, Headers]:
-        """Return status, content and header of the answer to a GET request; a refusal is an error."""
+        """Return a GET request's status, content and headers; a refusal raises an error."""
 
         def read() -> tuple[int, bytes, Headers]:
             with self.request("GET", f"{self.url}/{path}", {"Accept": accepted}) as answer:
@@ -526,7 +526,7 @@ class Repository:
             raise self.error(text, "name another artifact") from None
 
     def put_blob(self, blob: Descriptor, content: bytes | Path, mount_from: str = "") -> int:
-        """Send a blob unless the repository, or another one of the registry, has it; return the bytes sent."""
+        """Send a blob unless this repository, or another one to mount it from, has it; return the bytes sent."""
 
         def put(mount: Mapping[str, str]) -> int:
             with self.request("HEAD", f"{self.url}/blobs/{blob.digest}") as answer:
@@ -541,7 +541,7 @@ class Repository:
                         raise self.explain(answer)
                     location = answer.headers.get("Location", "")
             except OciError:
-                # the login may not be allowed to read the other repository
+                # The login may not be allowed to read the other repository.
                 if mount:
                     return put({})
                 raise
@@ -558,12 +558,12 @@ class Repository:
             return blob.size
 
         mount = {"mount": blob.digest, "from": mount_from} if mount_from else {}
-        # each blob once: a second upload at the same time would send it in vain
+        # Each blob is sent once: a parallel second upload would be wasted.
         with self._locks.setdefault(blob.digest, threading.Lock()):
             return self._repeat(lambda: put(mount), blob.size)
 
     def put_manifest(self, content: bytes, version: str, media_type: str = MANIFEST) -> Headers:
-        """Store a manifest under a tag or its digest, and return the header of the answer."""
+        """Store a manifest under a tag or its digest; return the answer's headers."""
         url = f"{self.url}/manifests/{version}"
         statuses = {*RETRYABLE, _BAD_REQUEST}
         put = partial(self._put, url, media_type)
@@ -577,7 +577,7 @@ class Repository:
             return answer.headers
 
     def put_referrer(self, subject: str, content: bytes, listed: Descriptor) -> None:
-        """Store a manifest with a subject, and list it with this descriptor among the subject's referrers."""
+        """Store a manifest that has a subject, and list its descriptor among the subject's referrers."""
         if self.put_manifest(content, listed.digest).get("OCI-Subject"):
             return
         others = [one for one in self._read_tagged_index(subject) if one.digest != listed.digest]
@@ -588,7 +588,7 @@ class Repository:
     def request(
         self, method: str, url: str, headers: Mapping[str, str] = {}, body: IO[bytes] | None = None
     ) -> Answer:
-        """Return the answer to a request, after a login if the registry wants one.
+        """Return a request's answer, after a login if the registry asks for one.
 
         Raises:
             OciError: when there are no credentials, or the token server rejects them.
@@ -605,7 +605,7 @@ class Repository:
             else:
                 secret = {"Authorization": credential.header} if credential else {}
                 answer = self._client.request(method, url, {**headers, **secret}, body)
-            # what another server wants, to which this one redirects, it does not get
+            # If this server redirects to another one, that server's challenge gets no login.
             if answer.status != 401 or is_last or origin_of(answer.url) != origin_of(self.url):
                 break
             with answer:
@@ -617,7 +617,7 @@ class Repository:
         return answer
 
     def _scopes(self, method: str, url: str) -> tuple[str, ...]:
-        """Return what a token must allow for a request, whatever the registry says."""
+        """Return the scopes that a request needs; what the registry asks for is ignored."""
         actions = "pull" if method in ("GET", "HEAD") else "pull,push"
         others = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query).get("from", [])
         return (
@@ -635,7 +635,7 @@ class Repository:
     def _repeat(
         self, function: Callable[[], T], size: int = 0, statuses: Collection[int] = RETRYABLE
     ) -> T:
-        """Return what a function returns, in a few attempts, each within the time for this many bytes."""
+        """Return a function's result within a few attempts; each has the time for transferring `size` bytes."""
         attempt = 0
         while True:
             attempt += 1
@@ -656,7 +656,7 @@ class Repository:
         return OciError(f"{self.reference.address}: {reason}", fix=fix, status=status)
 
     def explain(self, answer: Answer) -> OciError:
-        """Return the error that a status means."""
+        """Return the error for an answer's status."""
         host = self.reference.host
         logins = [login for (url, _), login in list(_LOGINS.items()) if url == self.url]
         secrets = [secret for login in logins for secret in login.secrets]
@@ -676,7 +676,7 @@ class Repository:
 
 
 def _shown(text: str, secrets: Iterable[str]) -> str:
-    """Return what a registry says without the secrets that it got."""
+    """Return a registry's message without the secrets that were sent to it."""
     for secret in secrets:
         text = text.replace(secret, "…")
     return excerpt(text)

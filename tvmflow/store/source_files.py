@@ -1,6 +1,6 @@
-"""Files that recipes name by address: their digests, and their content in the folder of downloads.
+"""Files that recipes name by address: their digests, and their content in the downloads folder.
 
-A request is sent only if the store lacks the answer: files are kept by digest, and a commit never changes.
+A request is sent only for what the store does not know: files are kept by digest, and a commit never changes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from tvmflow.store.remote.bucket import INSTALL
 
 _log = logging.getLogger(__name__)
 
-# The beginnings of the names of notes about commits of the Hub, and about artifacts.
+# The prefixes of notes about Hub commits and about OCI artifacts.
 _NOTE: Final = "hub-"
 _ARTIFACT_NOTE: Final = "oci-"
-# Names that mean themselves in a YAML mapping in braces.
+# Names that need no quotes in a YAML mapping in braces.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w./-]*")
 
 
@@ -66,7 +66,7 @@ def fetch_file(
     on_progress: OnProgress | None = None,
     limit_s: float = math.inf,
 ) -> str:
-    """Return the path of a file from outside the store, after downloading it if it has an address."""
+    """Return the local path of a file from outside the store; a file with an address is downloaded first."""
     if not file.url:
         return file.path
     folder = Path(store.downloads)
@@ -81,7 +81,7 @@ def fetch_file(
 
 
 class UnpinnedFiles(RecipeError):
-    """Files at addresses that the recipe does not pin; the remedy has the digests that they have now."""
+    """Files at addresses that the recipe does not pin; the remedy contains their current digests."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         self.files = tuple(files)
@@ -108,7 +108,7 @@ def pins_of(files: Iterable[InputFile]) -> dict[str, str | dict[str, str]]:
 
 
 def pins_text(pins: Mapping[str, str | Mapping[str, str]]) -> str:
-    """Return fields of a recipe in the form to write, each in backquotes."""
+    """Return recipe fields as text to write, each in backquotes."""
     texts = []
     for field, value in pins.items():
         if not isinstance(value, str):
@@ -128,7 +128,7 @@ class SourceFiles:
         self._digests = FileDigests(store)
 
     def resolve(self, file: InputFile) -> InputFile:
-        """Return a file with the digest by which it is kept; one with a path unchanged."""
+        """Return a file with the digest by which it is kept; a file with a path is returned unchanged."""
         if not file.url:
             return file
         try:
@@ -146,7 +146,7 @@ class SourceFiles:
         return file._replace(path=path)
 
     def pin(self, address: str) -> str:
-        """Pin an address: replace its branch or tag by the current commit or digest; others are unchanged."""
+        """Pin an address: replace its branch or tag by the current commit or digest; else return it unchanged."""
         if scheme_of(address) == OCI:
             reference = parse_oci_reference(address)
             return address if reference.digest else _pinned(reference).address
@@ -162,7 +162,7 @@ class SourceFiles:
         return file._replace(revision=commit).address
 
     def resolve_all(self, files: Iterable[InputFile]) -> tuple[InputFile, ...]:
-        """Return files as `resolve` does."""
+        """Return files, each resolved as by `resolve`."""
         resolved: list[InputFile] = []
         unpinned: list[InputFile] = []
         errors: list[RecipeError] = []
@@ -180,7 +180,7 @@ class SourceFiles:
         return tuple(resolved)
 
     def check_complete(self, named: Sequence[InputFile], unnamed: Sequence[InputFile]) -> None:
-        """Check that a model, whose own file is named first, has no file that its recipe does not name."""
+        """Check that a model has no file that its recipe does not name; its main file comes first in `named`."""
         if not unnamed:
             return
         pinned = [file for file in named[1:] if file.sha256_field.startswith("files.")]
@@ -197,7 +197,7 @@ class SourceFiles:
         )
 
     def fetch(self, file: InputFile) -> InputFile:
-        """Return a resolved file with its path, after downloading it if that is necessary."""
+        """Return a resolved file with its local path, downloading it if necessary."""
         if file.path:
             return file
         path = fetch_file(file, self._store, on_progress=self._on_progress)
@@ -219,7 +219,7 @@ class SourceFiles:
         return UnpinnedFiles([file._replace(path=str(path), sha256=path.name)])
 
     def _download_unpinned(self, file: InputFile) -> Path:
-        """Return the path of a file that was downloaded without knowing its digest, which is its name."""
+        """Download a file whose digest is unknown; return its path, whose name is the digest."""
         return Path(
             fetch_file(file._replace(sha256=""), self._store, on_progress=self._on_progress)
         )
@@ -255,7 +255,7 @@ class SourceFiles:
         return file._replace(sha256=digest, path=path)
 
     def _digest_small_file(self, file: InputFile, hub_file: HubFile, snapshot: Snapshot) -> str:
-        """Return the sha256 of a file for which the Hub only has git's digest, and note it."""
+        """Return and note the sha256 of a file for which the Hub has only git's digest."""
         downloaded = self._download_unpinned(file)
         digest, content = downloaded.name, downloaded.read_bytes()
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
@@ -286,7 +286,7 @@ class SourceFiles:
         return snapshot
 
     def _resolve_in_registry(self, file: InputFile) -> InputFile:
-        """Return a file of an artifact with the digest that its manifest, which is pinned, has for it."""
+        """Return an artifact's file with the digest that the pinned manifest lists for it."""
         reference = parse_oci_reference(file.url)
         try:
             if not reference.digest:
@@ -320,18 +320,18 @@ def _pinned(reference: OciReference) -> OciReference:
 
 
 def note_snapshot(file: HubFile, snapshot: Snapshot, store: LocalStore) -> None:
-    """Remember the repository at the commit of a file, which never changes."""
+    """Remember the repository at the file's commit, whose content never changes."""
     store.notes.write(json.dumps(snapshot), "facts", _note_name(file))
 
 
 def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
-    """Return the repository at the commit of a file, where it was looked up before."""
+    """Return the repository at the file's commit if it was looked up before; otherwise None."""
     text = store.notes.read("facts", _note_name(file))
     return None if text is None else from_json(Snapshot, json.loads(text))
 
 
 def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
-    """Copy what a store knows of the Hub and of registries to another one, which then sends no request."""
+    """Copy what a store knows about the Hub and registries to another store, which then needs no request."""
     for name in store.notes.list("facts"):
         is_known = name.startswith((_NOTE, _ARTIFACT_NOTE))
         text = store.notes.read("facts", name) if is_known else None
@@ -350,7 +350,7 @@ def _hub_failure(error: HubError, subject: str) -> RecipeError | DownloadError:
 
 
 def _revision_error(file: HubFile) -> HubError:
-    """Return the error of a revision that may change, with the commit that it is now."""
+    """Return the error for a revision that can change, with its current commit."""
     commit = read_snapshot(file.repository, file.revision).commit
     name = f"{quoted(file.revision)} is a branch or a tag, which may change"
     text = name if file.revision else "it names no commit"

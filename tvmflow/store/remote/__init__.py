@@ -1,4 +1,4 @@
-"""Remote caches: stores that several machines reach, and the client of one."""
+"""Remote caches: stores that several machines share, and the client for them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CHUNK: Final = 1 << 20
 
 
 class FolderCache:
-    """A remote cache in a folder that several machines share, over NFS for instance.
+    """A remote cache in a folder that several machines share, for instance over NFS.
 
-    The folder must exist: where a disk is not mounted, nothing is written. Its layout is `ac/ab/<key>` and
-    `cas/ab/<sha256>`. A file is complete when it is renamed; nothing relies on locks.
+    The folder must exist, so that nothing is written while its disk is not mounted. Its layout is `ac/ab/<key>` and
+    `cas/ab/<sha256>`. A file appears when it is complete, by renaming; no locks are used.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,7 +68,7 @@ class FolderCache:
             shutil.copyfileobj(source, stream, _CHUNK)
 
     def close(self) -> None:
-        """Do nothing: no connection is held."""
+        """Do nothing: there is no connection."""
 
     def _find(self, path: str) -> Path:
         kind, name = path.split("/")
@@ -82,7 +82,7 @@ class FolderCache:
     def _replacing(self, target: Path) -> Iterator[IO[bytes]]:
         """Yield a new file that replaces `target` when it is complete.
 
-        Temporary files are outside `ac/` and `cas/`, and their names contain the host, as machines share them.
+        Temporary files are outside `ac/` and `cas/`. Their names contain the host's, because machines share the folder.
         """
         self._require_root()
         name = f"{socket.gethostname()}-{temporary_name()}".replace("/", "+")
@@ -118,7 +118,7 @@ def _disk_errors() -> Iterator[None]:
         ) from error
 
 
-# Takes the URL and the time limit for each answer in seconds.
+# Takes the URL, and the time limit in seconds for each answer.
 Opener = Callable[[str, float], RemoteCache]
 
 
@@ -142,12 +142,12 @@ REMOTE_CACHES: Final[dict[str, Opener]] = {
 
 
 def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
-    """Return the remote cache with a URL of `REMOTE_CACHES`, or in a folder. No request is sent yet."""
+    """Return the remote cache at a URL of `REMOTE_CACHES`, or in a folder. Sends no request yet."""
     schemes = [f"{scheme}://" for scheme in REMOTE_CACHES]
     scheme, separator, _ = url.partition("://")
     if not separator:
         if "@" in url.partition("/")[0]:
-            # it may contain a password, so it is not shown
+            # The value is not shown, because it may contain a password.
             fix = f"a URL starts with {' or '.join(schemes)}"
             raise UsageError("--remote: the value is neither a folder nor a URL", fix=fix)
         return FolderCache(Path(url).expanduser().absolute())

@@ -21,10 +21,10 @@ from tvmflow.store.remote.connection import Forbidden, Sink
 from tvmflow.store.remote.http import without_credentials
 
 INSTALL: Final = "pip install 'tvmflow[remote]'"
-"""The command that installs what buckets need."""
+"""The command that installs the package for buckets."""
 
 _CHUNK: Final = 1 << 18
-# A slower transfer of a file is continued by a further request.
+# A transfer that takes longer is continued by another request.
 _TRANSFER_TIMEOUT_S: Final = 3600.0
 _MAX_ERROR: Final = 10_000
 _ACCESS_DENIED: Final = "access denied (check the environment variables of the service)"
@@ -53,7 +53,7 @@ class BucketCache:
         self._obstore: Any = obstore
         self._timeout_s = timeout_s
         self._url = url
-        # a blob may be large; an action is small and arrives soon or not at all
+        # A blob may be large, but an action is small, and arrives soon or not at all.
         self._blobs = self._open(timeout_s * 60)
         self._actions = self._open(timeout_s)
 
@@ -95,18 +95,18 @@ class BucketCache:
             raise Unreachable("it does not accept uploads (404)") from None
 
     def close(self) -> None:
-        """Do nothing: the library closes its connections."""
+        """Do nothing: obstore closes its connections itself."""
 
     def _handle(self, path: str) -> Any:
         return self._actions if path.startswith("ac/") else self._blobs
 
 
 class NoObject(Exception):
-    """There is nothing of that name."""
+    """There is no object with this name."""
 
 
 class ObjectSource:
-    """The bytes of an object from the position `start` on; no bytes without an `answer`."""
+    """The bytes of an object from offset `start` on; empty without an `answer`."""
 
     def __init__(
         self, answer: Any, total: int, timeout_s: float, start: int = 0, validator: str = ""
@@ -118,16 +118,16 @@ class ObjectSource:
         self._timeout_s = timeout_s
 
     def read(self) -> bytes:
-        """Return the next bytes; none at the end. Their number is the library's choice."""
+        """Return the next bytes, as many as obstore chooses; empty at the end."""
         with library_errors(self._timeout_s):
             return bytes(next(self._pieces, b""))
 
     def close(self) -> None:
-        """Do nothing: the library closes its connections."""
+        """Do nothing: obstore closes its connections itself."""
 
 
 def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:
-    """Return an object from `offset` on; from its beginning if its ETag is no longer `validator`.
+    """Return an object from `offset` on; from its beginning if its ETag is not `validator` any more.
 
     Raises:
         ImportError: when obstore is not installed.
@@ -153,7 +153,7 @@ def open_object(url: str, offset: int, validator: str, timeout_s: float) -> Obje
 
 
 def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
-    """Return obstore's handle of a bucket, or of a folder in it; the URL is without credentials.
+    """Return obstore's handle for a bucket or a folder in it; the URL has no credentials.
 
     `timeout_s` limits connecting and retries, `transfer_timeout_s` each transfer.
     """
@@ -161,7 +161,7 @@ def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
     from obstore.store import from_url
 
     options = {
-        # these options replace the library's own
+        # These options replace obstore's defaults.
         "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
         "connect_timeout": timedelta(seconds=timeout_s),
         "timeout": timedelta(seconds=transfer_timeout_s),
@@ -175,7 +175,7 @@ def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
 
 @contextlib.contextmanager
 def library_errors(timeout_s: float) -> Iterator[None]:
-    """Translate obstore's errors, as their texts may show parts of a signed request.
+    """Translate obstore's errors, because their texts may show parts of a signed request.
 
     Raises NoObject, Unreachable or Forbidden.
     """
@@ -202,6 +202,6 @@ def library_errors(timeout_s: float) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     line = str(error)[:_MAX_ERROR].partition("\n")[0]
-    # a server wrote it: an expression that begins with any characters would take a quadratic time
+    # The text comes from a server; a regular expression with a wildcard prefix would take quadratic time.
     words = ("…" if "://" in word else word for word in re.split(r"(\s+)", line))
     return "".join(words)[:200]

@@ -1,7 +1,7 @@
-"""The remote cache client: fetches results, and uploads those made here.
+"""The client of a remote cache: fetches results, and uploads those made here.
 
-No failure of a remote cache fails a run. Results that cannot be fetched are made here; those that cannot be uploaded
-are noted in the local store, and uploaded by a later run.
+A failing remote cache never fails a run. Results that cannot be fetched are made here. Results that cannot be uploaded
+are noted in the local store, and a later run uploads them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.connection import BlobRef, Declined, RemoteConnection
 from tvmflow.store.remote.signed_actions import Action, InvalidAction, Untrusted, find_action
 
-# Returns whether facts are such as a stage reports: the stage and its facts.
+# Returns whether facts have the type that a stage reports; gets the stage's name and the facts.
 FactsCheck = Callable[[str, Mapping[str, Json]], bool]
 
-# The fields that a result in the store and one in a remote cache have alike.
+# The fields that a local record and one in a remote cache have in common.
 _SHARED_FIELDS: Final = ("files", "facts", "preimage", "seconds", "made")
 _PARALLEL_DOWNLOADS: Final = 8
-# How many bytes are downloaded before it is known whether the result is valid.
+# How many bytes may be downloaded before the result is known to be valid.
 _MAX_UNVERIFIED_BYTES: Final = 1 << 20
 
 
 class MissingBlob(Corrupt):
-    """An action exists without all of its blobs."""
+    """An action exists, but not all of its blobs do."""
 
 
 class Fetched(NamedTuple):
-    """A fetched result, how many bytes that took, and where it came from, for people."""
+    """A fetched result, how many bytes were downloaded, and its origin, for people."""
 
     artifact: Artifact
     bytes: int
@@ -50,7 +50,7 @@ class Fetched(NamedTuple):
 
 
 class ResultReader:
-    """Fetches results; uploads of `needs_repair` replace remote ones, `disk_problem` is a local failure."""
+    """Fetches results. Uploads must replace the remote results in `needs_repair`; `disk_problem` is local."""
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
         self.fetched: set[str] = set()
@@ -69,7 +69,7 @@ class ResultReader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fetch(self, key: StageKey) -> Fetched | None:
-        """Fetch a result into the local store; None when the remote cache has no valid one."""
+        """Fetch a result into the local store; None if the remote cache has no valid one."""
         connection = self._connection
         if not connection.access.reads or connection.reads.open or key.digest in self._misses:
             return None
@@ -81,7 +81,7 @@ class ResultReader:
         except InvalidAction as reason:
             self._reject(key.digest, f"{title} is rejected: {reason}", reason)
         except MissingBlob:
-            # where blobs expire by their age, this happens every day
+            # If blobs expire by age, this is normal, and happens every day.
             self.needs_repair.add(key.digest)
         except Corrupt as reason:
             self._reject(key.digest, f"{title} is corrupt in the remote cache: {reason}", reason)
@@ -91,7 +91,7 @@ class ResultReader:
         except Declined as reason:
             connection.report(f"{title} is not fetched: {reason}")
         except (TransferError, Interrupted):
-            # the circuit breaker reports a remote cache that does not answer
+            # The circuit breaker reports an unreachable remote cache.
             pass
         else:
             if fetched is not None:
@@ -101,7 +101,7 @@ class ResultReader:
         return None
 
     def _reject(self, key: str, text: str, reason: TransferError) -> None:
-        # without a signing key, one untrusted result would only replace another
+        # Without a signing key, the replacement would be just as untrusted.
         if not isinstance(reason, Untrusted) or self._connection.access.signer is not None:
             self.needs_repair.add(key)
         self._connection.report(text)
@@ -110,7 +110,7 @@ class ResultReader:
         tasks: dict[BlobRef, Future[None]] = {}
 
         def start_small(blobs: Collection[BlobRef]) -> None:
-            # side by side with the envelope, unless nothing may be fetched that is not signed
+            # Files are downloaded along with the envelope, unless only signed results may be fetched.
             size = sum(blob.size for blob in blobs)
             if size <= _MAX_UNVERIFIED_BYTES and not self._connection.access.trusted:
                 self._start_downloads(blobs, tasks)
@@ -125,7 +125,7 @@ class ResultReader:
             self._connection.reads.budget.add_saved(action.seconds)
             self._start_downloads([BlobRef(file.digest, file.size) for file in action.files], tasks)
         finally:
-            # all of them are waited for: after a failure none may go on writing
+            # All downloads are awaited, so that after a failure none is still writing.
             problems = [error for task in tasks.values() if (error := task.exception())]
         if problems:
             raise min(problems, key=lambda problem: not isinstance(problem, Corrupt))
@@ -155,7 +155,7 @@ class ResultReader:
             exists = Path(self._store.blobs.path(blob.digest)).stat().st_size == blob.size
         except FileNotFoundError:
             return False
-        # marked as used, so that no garbage collection removes it before the record refers to it
+        # Marked as used, so that garbage collection keeps it until the record refers to it.
         return exists and self._store.blobs.mark_used(blob.digest)
 
     def _download(self, blob: BlobRef) -> None:
@@ -168,14 +168,14 @@ class ResultReader:
             path.unlink(missing_ok=True)
 
 
-# How long a run that has ended waits for its uploads: a part of its time, within limits.
+# How long a finished run waits for its uploads: a share of its duration, within these limits.
 _SHARE_OF_RUN: Final = 0.5
 _SHORTEST_WAIT_S: Final = 3.0
 _LONGEST_WAIT_S: Final = 30.0
 
 
 class Traffic(NamedTuple):
-    """The transfers between a store and its remote cache in one run, and what was reported to the user."""
+    """What was transferred between a store and its remote cache in a run, and reported to the user."""
 
     address: str
     fetched: int
@@ -187,7 +187,7 @@ class Traffic(NamedTuple):
 
 
 class RemoteCacheClient:
-    """The client of one remote cache for the length of a run. Safe to use from several threads."""
+    """The client of one remote cache for one run. Thread-safe."""
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
         """Create a client."""
@@ -213,7 +213,7 @@ class RemoteCacheClient:
         self.connection.cache.close()
 
     def traffic(self) -> Traffic:
-        """Return what was transferred so far."""
+        """Return what has been transferred so far."""
         return Traffic(
             address=self.connection.address,
             fetched=len(self.reader.fetched),
@@ -229,22 +229,22 @@ class RemoteCacheClient:
 
 _log = logging.getLogger(__name__)
 
-# Uploads an item that is not a result, from the text that was noted with it.
+# Uploads an item other than a result; gets the text that was noted with it.
 ItemHandler = Callable[[str], object]
 
 _PARALLEL_UPLOADS: Final = 4
-# This many items in a row that are not taken, and no more are sent.
+# After this many refused items in a row, no more are sent.
 _MAX_DECLINED: Final = 3
 _MAX_QUEUE: Final = 256
 _POLL_S: Final = 0.1
 
 
 class NotInStore(TransferError):
-    """A result to upload is not in the local store, or damaged there."""
+    """A result to upload is missing or damaged in the local store."""
 
 
 class ResultSender:
-    """Uploads results, counts the bytes that it took, and stops before the next one once `stopped` is set."""
+    """Uploads results and counts the bytes sent; once `stopped` is set, it stops before the next one."""
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
         self.uploaded: set[str] = set()
@@ -256,7 +256,7 @@ class ResultSender:
         self._lock = threading.Lock()
 
     def upload(self, key: str) -> int:
-        """Upload a result, its blobs first; return how many bytes that took, 0 when it is there."""
+        """Upload a result, its blobs first; return how many bytes were sent, 0 if it was there already."""
         record, artifact = self._store.record(key), self._store.find(key)
         if record is None or artifact is None:
             raise NotInStore("it is no longer in the store")
@@ -267,7 +267,7 @@ class ResultSender:
         text = signed_actions.make_envelope(action, self._connection.access.signer)
         envelope = BlobRef(hashlib.sha256(text).hexdigest(), len(text))
         blobs = {BlobRef(file.digest, file.size) for file in action.files}
-        # one after the other: several results are uploaded at once, by threads that end with the process
+        # One blob after the other, because several threads already upload results; these end with the process.
         size = sum(self._upload_blob(blob, repair=repair) for blob in sorted(blobs))
         self._connection.upload_blob(envelope, text)
         self._connection.put_action(key, signed_actions.make_action_result(action, envelope))
@@ -278,7 +278,7 @@ class ResultSender:
         return size + envelope.size
 
     def _has_result(self, action: Action) -> bool:
-        """Return whether the remote cache has an equally good result, with all its blobs."""
+        """Return whether the remote cache has the result with all its blobs, signed if this client signs."""
         signer = self._connection.access.signer
         try:
             result = find_action(self._connection, action.key, self._connection.writes)
@@ -291,7 +291,7 @@ class ResultSender:
         return all(map(self._connection.has_blob, result.blobs.values()))
 
     def _upload_blob(self, blob: BlobRef, *, repair: bool) -> int:
-        """Upload a blob if it is missing, or if it may be damaged; return how many bytes that took."""
+        """Upload a blob if it is missing, or with `repair` in any case; return how many bytes were sent."""
         if self.stopped.is_set():
             raise Unreachable("the run has ended")
         if not repair and self._connection.has_blob(blob):
@@ -312,12 +312,12 @@ def _make_action(key: str, record: ActionRecord) -> Action:
 class Uploader:
     """Threads that upload offered items, and items that earlier runs left in the spool.
 
-    Each item is in the spool from the offer until it is uploaded.
+    An item is in the spool from when it is offered until it is uploaded.
     """
 
     def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
         self._connection = connection
-        # the items that wait: keys of results, and other items with a prefix and a `-`
+        # The waiting items: results' keys, and other items as `PREFIX-…`.
         remote = hashlib.sha256(connection.address.encode()).hexdigest()[:16]
         self.spool = connection.store.notes.below("spool", remote)
         self.sender = ResultSender(connection, needs_repair)
@@ -336,27 +336,27 @@ class Uploader:
         self._handlers[prefix] = handler
 
     def waiting_results(self) -> list[str]:
-        """Return the keys of results that have yet to be uploaded."""
+        """Return the keys of results that still have to be uploaded."""
         return [item for item in self.spool.list() if not _prefix(item)]
 
     def offer(self, item: str, text: str = "") -> None:
-        """Upload an item while the run goes on. Returns at once."""
+        """Upload an item in the background. Returns at once."""
         if not self._connection.access.writes:
             return
         self._attempted.discard(item)
-        # noted first: whatever happens to this process, a later one knows of it
+        # Noted first, so that a later process uploads it if this one is killed.
         self.spool.keep(text, item)
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(item)
         self._start_threads()
 
     def start(self) -> None:
-        """Begin with what earlier runs could not upload."""
+        """Start with what earlier runs could not upload."""
         if self._connection.access.writes and self.spool.list():
             self._start_threads()
 
     def finish(self, wait_s: float) -> None:
-        """Wait a limited time for what is being uploaded."""
+        """Wait for a limited time for uploads in progress."""
         self._ending.set()
         deadline = time.monotonic() + wait_s
         for thread in self._threads:
@@ -364,7 +364,7 @@ class Uploader:
         self.sender.stopped.set()
 
     def upload_all(self, keys: Sequence[str]) -> Iterator[tuple[str, int | TransferError]]:
-        """Upload results now, in parallel; yield for each how many bytes that took, or the problem."""
+        """Upload results now, in parallel; yield for each the bytes sent, or the error."""
         with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
             yield from zip(keys, pool.map(self._try_upload, keys), strict=True)
 
@@ -384,7 +384,7 @@ class Uploader:
         with self._threads_lock:
             if self._threads:
                 return
-            # daemons: what they have not uploaded is in the spool, and nobody must wait for them
+            # Daemon threads: nobody must wait for them, because what they have not uploaded is in the spool.
             for number in range(_PARALLEL_UPLOADS):
                 name = f"remote-uploads_{number}"
                 thread = threading.Thread(target=self._upload_items, name=name, daemon=True)
@@ -404,13 +404,13 @@ class Uploader:
             except Declined as reason:
                 self._report_declined(item, str(reason))
             except (TransferError, StoreError, OSError) as problem:
-                # the circuit breaker reports a remote cache that does not answer; the item waits
+                # The circuit breaker reports an unreachable remote cache; the item waits in the spool.
                 _log.debug("%s waits: %s", item, problem)
             if self._connection.writes.open or self.sender.stopped.is_set():
                 return
 
     def _report_declined(self, item: str, reason: str) -> None:
-        """Report an item that is not taken; for each reason the first one alone, until no more are tried."""
+        """Report a refused item, once per reason; after too many refusals, send no more."""
         with self._items_lock:
             is_new = reason not in self._declined
             self._declined.append(reason)
@@ -429,18 +429,18 @@ class Uploader:
             if text := self.spool.read(item):
                 self._handlers[prefix](text)
         else:
-            # an item of a newer version, which will upload it
+            # A newer version of tvmflow noted this item, and will upload it.
             return
         with self._items_lock:
             self._declined.clear()
         self.spool.remove(item)
 
     def _iterate_items(self) -> Iterator[str]:
-        """Yield what is offered, and while nothing is, what the spool has; end with the run."""
+        """Yield offered items; while there are none, yield the spool's. Ends with the run."""
         spooled = self.spool.list()
         while True:
             try:
-                # as long as the spool has items, there is no need to wait for an offer
+                # While the spool has items, there is no need to wait for an offer.
                 item = self._queue.get(timeout=0.0 if spooled else _POLL_S)
             except queue.Empty:
                 if not spooled and self._ending.is_set():

@@ -1,4 +1,4 @@
-"""The protocol of a remote cache, and its connection for a run: verified, through circuit breakers."""
+"""The protocol of remote caches, and a run's connection: verified, and behind circuit breakers."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from tvmflow.store.local import LocalStore
 _log = logging.getLogger(__name__)
 
 MIN_BYTES_PER_S: Final = 256 << 10
-"""A remote cache that transfers fewer bytes per second is treated as unreachable."""
+"""A remote cache with a slower transfer rate (bytes per second) is treated as unreachable."""
 
-# Takes the next piece of a blob.
+# Receives a blob piece by piece.
 Sink = Callable[[bytes], object]
 
 
 class BlobRef(NamedTuple):
-    """A blob by its digest (sha256, hex) and its size in bytes."""
+    """A blob's digest (sha256, hex) and size in bytes."""
 
     digest: str
     size: int
 
     @property
     def path(self) -> str:
-        """The path at which a remote cache has it."""
+        """The blob's path in a remote cache."""
         return f"cas/{self.digest}"
 
 
 class Forbidden(TransferError):
-    """The remote cache answers, and refuses access."""
+    """The remote cache answers, but denies access."""
 
 
 class Declined(TransferError):
-    """The remote cache answers, and refuses this one request; others may succeed."""
+    """The remote cache answers, but refuses this request; others may succeed."""
 
 
 class RemoteCache(Protocol):
@@ -59,23 +59,23 @@ class RemoteCache(Protocol):
 
     @property
     def address(self) -> str:
-        """Its address, for people, without credentials."""
+        """The address for people, without credentials."""
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
         """Pass a file to `sink` in pieces, unverified; return whether it exists. Corrupt if it is too long."""
 
     def has(self, path: str, size: int) -> bool:
-        """Return whether there is a file of that size. Its content is not read."""
+        """Return whether there is a file of this size, without reading it."""
 
     def put(self, path: str, content: bytes | Path) -> None:
-        """Store bytes, or a local file, at `path`; the blobs of an action must have been stored before it."""
+        """Store bytes, or a local file's content, at `path`; an action's blobs must be stored before it."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
 def open_content(content: bytes | Path) -> IO[bytes]:
-    """Return a stream of what `RemoteCache.put` stores."""
+    """Return a stream of the content for `RemoteCache.put`."""
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
@@ -87,15 +87,16 @@ _MAX_FAILURES: Final = 3
 
 Report = Callable[[str], None]
 
-# An action only lists files: a larger one was not written by tvmflow.
+# An action only lists files, so tvmflow never writes a larger one.
 _MAX_ACTION_BYTES: Final = 4 << 20
 
 
 class Access(NamedTuple):
-    """The access of a run to its remote cache, and whose results it accepts.
+    """A run's access to its remote cache, and whose results it accepts.
 
-    One of the trusted keys must have signed a result; without keys, all are accepted. `wait_s` limits the wait for
-    uploads after the run (None: a share of the run's time), `patience_s` each answer and the total cost of failures.
+    A result must be signed by one of the trusted keys; without such keys, all results are accepted. `wait_s` limits the
+    wait for uploads after the run (None: a share of the run's duration). `patience_s` limits each answer, and the total
+    time lost to failures.
     """
 
     reads: bool = True
@@ -107,10 +108,10 @@ class Access(NamedTuple):
 
 
 class RemoteConnection:
-    """One remote cache for the length of a run or a command. Thread-safe.
+    """A connection to a remote cache for a run or command. Thread-safe.
 
-    Fetches and uploads have a circuit breaker each. Methods raise the errors of `RemoteCache`, and Corrupt for a fetched
-    blob of another digest or size.
+    Fetches and uploads have separate circuit breakers. Methods raise the errors of `RemoteCache`, and Corrupt if a
+    fetched blob has another digest or size.
     """
 
     def __init__(
@@ -134,12 +135,12 @@ class RemoteConnection:
 
     @property
     def address(self) -> str:
-        """The address of the remote cache, for people, without credentials."""
+        """The remote cache's address for people, without credentials."""
         return self.cache.address
 
     def report(self, problem: str) -> str:
-        """Report a problem to the user, once, with the address; return the text that the user sees."""
-        # parts of the text may come from another machine
+        """Report a problem to the user once, with the address; return the text that the user sees."""
+        # Parts of the text may come from another machine, and contain control characters.
         text = printable(f"{self.address}: {problem}")
         with self._lock:
             if text in self.problems:
@@ -152,7 +153,7 @@ class RemoteConnection:
         self.report(f"{reason}; this run continues without it")
 
     def _report_write_failure(self, reason: str) -> None:
-        # when nothing can be fetched either, one line about it is enough
+        # If fetching fails, too, one message is enough.
         if not self.reads.open:
             self.report(f"{reason}; results wait in the store to be uploaded")
 
@@ -160,13 +161,13 @@ class RemoteConnection:
         return self.access.patience_s + size / MIN_BYTES_PER_S
 
     def read_blob(self, blob: BlobRef, circuit_breaker: CircuitBreaker) -> bytes | None:
-        """Return the verified content of a small blob; None when it does not exist."""
+        """Return a small blob's verified content; None if it does not exist."""
         return circuit_breaker.call(
             lambda: _collect(partial(self._copy, blob)), self._limit_s(blob.size)
         )
 
     def download_blob(self, blob: BlobRef, path: Path) -> bool:
-        """Write a blob to a new file, verified while it arrives; return whether it exists.
+        """Write a blob to a new file and verify it as it arrives; return whether it exists.
 
         Raises:
             Corrupt: when the content has another digest or size.
@@ -198,7 +199,7 @@ class RemoteConnection:
             try:
                 write(piece)
             except OSError as error:
-                # an error of the local disk, which must not count as one of the remote cache
+                # A local disk error must not count as a failure of the remote cache.
                 problem = explain(error, self.store.root)
                 raise problem or StoreError(error.strerror or type(error).__name__) from error
 
@@ -210,26 +211,26 @@ class RemoteConnection:
         return True
 
     def has_blob(self, blob: BlobRef) -> bool:
-        """Return whether the remote cache has a blob. Asked before an upload."""
+        """Return whether the remote cache has a blob. Called before uploads."""
         return self.writes.call(
             lambda: self.cache.has(blob.path, blob.size), self.access.patience_s
         )
 
     def upload_blob(self, blob: BlobRef, content: bytes | Path) -> None:
-        """Upload bytes, or the content of a file, replacing a blob of their digest."""
+        """Upload bytes or a file's content, replacing the blob with this digest."""
         self.writes.call(lambda: self.cache.put(blob.path, content), self._limit_s(blob.size))
 
     def upload_missing_blob(self, blob: BlobRef, path: Path) -> None:
-        """Upload the content of a file, unless the remote cache has it."""
+        """Upload a file's content unless the remote cache has it."""
         if not self.has_blob(blob):
             self.upload_blob(blob, path)
 
     def put_action(self, key: str, content: bytes) -> None:
-        """Write an action, all of whose blobs have been uploaded."""
+        """Write an action, after all of its blobs were uploaded."""
         self.writes.call(lambda: self.cache.put(f"ac/{key}", content), self._limit_s(len(content)))
 
     def get_action(self, key: str, circuit_breaker: CircuitBreaker) -> bytes | None:
-        """Return the action of a key, unverified; None when there is none."""
+        """Return a key's action, unverified; None if there is none."""
         get = partial(self.cache.get, f"ac/{key}", _MAX_ACTION_BYTES)
         return circuit_breaker.call(lambda: _collect(get), self.access.patience_s)
 
@@ -240,7 +241,7 @@ def _collect(get: Callable[[Sink], bool]) -> bytes | None:
 
 
 class CircuitBreaker:
-    """Stops all requests to a remote cache once it has failed too often.
+    """Stops all requests to a remote cache after too many failures.
 
     It opens after a non-retryable failure, after `_MAX_FAILURES` failures in a row, after `patience_s` seconds
     of failures, and when the run's time budget is used up.
@@ -263,10 +264,10 @@ class CircuitBreaker:
         self._lost_s = 0.0
 
     def call(self, request: Callable[[], T], limit_s: float = math.inf) -> T:
-        """Return the result of a request, with a few attempts; `limit_s` limits each, DNS look-up included.
+        """Return a request's result within a few attempts; `limit_s` limits each one, including DNS.
 
         Raises:
-            Unreachable: when it fails, or the breaker is open.
+            Unreachable: when all attempts fail, or the breaker is open.
             Forbidden: when access is refused.
             Interrupted: when the run was cancelled.
         """
@@ -324,16 +325,16 @@ class CircuitBreaker:
             self._report(reason)
 
 
-# What a run waits for a remote cache in all, relative to the work that it may save …
+# A run's total wait for a remote cache is limited to this share of the work that may be saved …
 _SHARE_OF_WORK: Final = 0.5
-# … and at least.
+# … but is at least this long.
 _LEAST_S: Final = 1.0
 
 
 class TimeBudget:
-    """The time for which a run may wait for its remote cache, with counts of requests and answers.
+    """How long a run may wait for its remote cache; also counts requests and answers.
 
-    Threads that wait at once count once.
+    Threads that wait at the same time count once.
     """
 
     def __init__(self) -> None:
@@ -344,30 +345,30 @@ class TimeBudget:
         self._waits = WaitingTime()
 
     def limit(self, work_s: float | None, unknown_s: float) -> None:
-        """Limit the budget to a share of the work that fetched results may save: the stages that must run.
+        """Limit the budget to a share of the work that fetched results may save, that of stages to run.
 
-        `unknown_s` is the limit if that is not known.
+        If this work is unknown, the limit is `unknown_s`.
         """
         self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _LEAST_S)
 
     def add_saved(self, seconds: float) -> None:
-        """Let the run wait longer, after it has fetched a result that takes so long to make."""
+        """Let the run wait longer, by the time that a fetched result would have taken to make."""
         with self._lock:
             self.allowed_s += seconds
 
     @property
     def spent_s(self) -> float:
-        """The time for which the run has waited."""
+        """How many seconds the run has waited."""
         return self._waits.read()[1]
 
     @property
     def remaining_s(self) -> float:
-        """The time for which it may wait from now on; 0 when the budget is used up."""
+        """How many seconds it may still wait; 0 if the budget is used up."""
         return max(self.allowed_s - self.spent_s, 0.0)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time in which the block waits for a request."""
+        """Count the time of the block as waiting for a request."""
         with self._lock:
             self.requests += 1
         with self._waits.waiting():

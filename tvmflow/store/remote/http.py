@@ -1,8 +1,8 @@
-"""Remote caches over HTTP: on a web server, and in an OCI registry.
+"""Remote caches over HTTP: on a web server, or in an OCI registry.
 
-A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` of `/ac/<key>` and
-`/cas/<sha256>`. Redirects are not followed, so that no other server gets credentials. In a registry, an action is
-the annotation of a manifest whose tag is the key. The manifest lists the action's blobs, which keeps them alive.
+A web server, such as bazel-remote or nginx with WebDAV, gets `GET`, `PUT` and `HEAD` requests for `/ac/<key>` and
+`/cas/<sha256>`. Redirects are not followed, so that no other server gets credentials. In a registry, an action is an
+annotation of a manifest whose tag is the key. The manifest lists the action's blobs, so that the registry keeps them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tvmflow.store.remote.signed_actions import decode
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
 _MAX_REASON: Final = 80
-# Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
+# The blob is missing, or the server lacks HEAD; uploading it again does no harm.
 _NOT_FOUND: Final = frozenset({404, 405, 501})
 _ACCESS_DENIED: Final = frozenset({401, 403, 407})
 
@@ -89,13 +89,13 @@ class HttpCache:
     def put(self, path: str, content: bytes | Path) -> None:
         """See `RemoteCache`."""
         with open_content(content) as body, self._request("PUT", path, body) as answer:
-            # not this file: no other would be taken, either
+            # The server refuses files of this kind, so it would refuse all others, too.
             if answer.status in NOT_TAKEN:
                 raise Forbidden(_answer_text(answer))
             _check_status(answer, 200, 201, 204)
 
     def close(self) -> None:
-        """Close all idle connections, and keep none from now on."""
+        """Close idle connections, and keep none open from now on."""
         self._client.close()
 
     def _request(self, method: str, path: str, body: IO[bytes] | None = None) -> Answer:
@@ -120,7 +120,7 @@ def _answer_text(answer: Answer) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment, also if the password is not escaped."""
+    """Return a URL without user, password, query and fragment, even if the password is not escaped."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{re.split('[?#]', rest.rpartition('@')[2])[0]}"
 
@@ -131,7 +131,7 @@ def _invalid_url(url: str, reason: str) -> UsageError:
 
 
 def _authorization(parts: urllib.parse.SplitResult) -> dict[str, str]:
-    """Return the header with the token of the environment, else the user of the URL, else of ~/.netrc."""
+    """Return an authorization header: the environment's token, else the URL's user, else ~/.netrc's."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token:
         try:
@@ -199,7 +199,7 @@ class RegistryCache(HttpCache):
             self._repository.put_blob(EMPTY, b"{}")
             self._repository.put_manifest(make_manifest(_KIND, layers, notes), name)
         except OciError as error:
-            # no other blob would be taken, either; a manifest may name a blob that has disappeared
+            # A refused blob means that all are refused. A refused manifest may only name a blob that has disappeared.
             if is_blob and error.status in NOT_TAKEN:
                 raise Forbidden(self._shorten(error)) from None
             raise _refusal(error.status, self._shorten(error)) from None

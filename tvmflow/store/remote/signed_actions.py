@@ -1,8 +1,8 @@
-"""Finished stages in a remote cache, and how a fetched one is verified.
+"""Finished stages in a remote cache, and the verification of fetched ones.
 
-An action is an `ActionResult` of the Remote Execution API. tvmflow's own data (facts, pre-image, signatures) is one
-of its blobs, `tvmflow/action.json`: so a digest covers it, the remote cache keeps it as long as the action, and an
-action stays small. The blob is a DSSE envelope, without signatures if no key signed.
+An action is an `ActionResult` of the Remote Execution API. tvmflow's own data (facts, pre-image, signatures) is in
+one of its blobs, `tvmflow/action.json`. So a digest covers this data, the remote cache keeps it as long as the
+action, and an action stays small. The blob is a DSSE envelope; it has no signatures if no key signed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tvmflow.store.remote.connection import BlobRef, CircuitBreaker, RemoteConne
 
 MAX_FILE_BYTES: Final = 64 << 30
 _MAX_FILES: Final = 10_000
-# A longer part of a path is not shown, since it is another machine's text.
+# Paths come from another machine, so only this many characters are shown.
 MAX_SHOWN: Final = 255
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# The parts of the Remote Execution API 2 that a remote cache reads: number, name and type of each field.
+# The parts of the Remote Execution API 2 used here: number, name and type of each field.
 _MESSAGES: Final[Mapping[str, tuple[tuple[int, str, str], ...]]] = {
     "Digest": ((1, "hash", "string"), (2, "size_bytes", "int64")),
     "OutputFile": ((1, "path", "string"), (2, "digest", "Digest")),
@@ -36,12 +36,12 @@ _MESSAGES: Final[Mapping[str, tuple[tuple[int, str, str], ...]]] = {
 
 
 class InvalidAction(TransferError):
-    """An action that is rejected; the text says why."""
+    """An action that is rejected; the text gives the reason."""
 
 
 @functools.cache
 def _action_result_class() -> Any:
-    # only who uses a remote cache needs it
+    # Imported here, because only users of a remote cache need it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="cache.proto", package="cache", syntax="proto3")
@@ -61,7 +61,7 @@ def _action_result_class() -> Any:
 
 
 def encode(files: Mapping[str, BlobRef]) -> bytes:
-    """Return the `ActionResult` with these output files by path."""
+    """Return an `ActionResult` with these output files by path."""
     result = _action_result_class()()
     for path, blob in sorted(files.items()):
         digest = result.output_files.add(path=path).digest
@@ -70,9 +70,9 @@ def encode(files: Mapping[str, BlobRef]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, BlobRef]:
-    """Return the output files of an `ActionResult` by path; InvalidAction if it is damaged.
+    """Return an `ActionResult`'s output files by path; InvalidAction if it is damaged.
 
-    Other fields are ignored: bazel-remote adds the worker, for example.
+    Other fields are ignored; bazel-remote, for example, adds the worker.
     """
     from google.protobuf.message import DecodeError
 
@@ -107,11 +107,11 @@ _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2
 
 
 class Untrusted(InvalidAction):
-    """An action that may be valid, but that no trusted key signed."""
+    """An action that no trusted key signed, but that may otherwise be valid."""
 
 
 class Action(NamedTuple):
-    """A finished stage as one store gives it to another: an `ActionRecord` with signatures."""
+    """A finished stage as stores exchange it: an `ActionRecord` with signatures."""
 
     key: str
     files: tuple[StoredFile, ...]
@@ -123,19 +123,19 @@ class Action(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """The stage that made it."""
+        """The stage that made the result."""
         return str(self.preimage["stage"])
 
     @property
     def payload(self) -> bytes:
-        """The signed text: everything but the signatures."""
+        """The text that is signed: everything except the signatures."""
         fields = self._asdict()
         del fields["signatures"]
         return canonical(fields)
 
 
 class VerifiedAction(NamedTuple):
-    """An action that was verified, the trusted keys that signed it, and all its blobs by path."""
+    """A verified action, the trusted keys that signed it, and all its blobs by path."""
 
     action: Action
     signers: tuple[signing.PublicKey, ...]
@@ -143,7 +143,7 @@ class VerifiedAction(NamedTuple):
 
 
 def make_envelope(action: Action, signer: signing.PrivateKey | None) -> bytes:
-    """Return the envelope of an action, with its own signatures or, if it has none, that of `signer`."""
+    """Return an action's envelope: with the action's signatures or, if it has none, `signer`'s."""
     signers = [signer] if signer is not None and not action.signatures else []
     envelope = signing.sign_envelope(PAYLOAD_TYPE, action.payload, signers)
     if action.signatures:
@@ -152,7 +152,7 @@ def make_envelope(action: Action, signer: signing.PrivateKey | None) -> bytes:
 
 
 def make_action_result(action: Action, envelope: BlobRef) -> bytes:
-    """Return the `ActionResult` of an action whose envelope is that blob."""
+    """Return the `ActionResult` of an action whose envelope is the given blob."""
     return encode({**_listed_files(action), _ENVELOPE_PATH: envelope})
 
 
@@ -166,7 +166,7 @@ def find_action(
     circuit_breaker: CircuitBreaker,
     on_files: Callable[[Collection[BlobRef]], None] = lambda _: None,
 ) -> VerifiedAction | None:
-    """Return the verified action of a key, if there is one; `on_files` gets its files before that."""
+    """Return a key's verified action, or None; before verification, `on_files` gets its files."""
     content = connection.get_action(key, circuit_breaker)
     if content is None:
         return None
@@ -186,13 +186,13 @@ def find_action(
 def verify_action(
     key: str, files: Mapping[str, BlobRef], envelope: bytes, trusted: Sequence[signing.PublicKey]
 ) -> VerifiedAction:
-    """Return the action of a key after verifying its envelope, the content of `tvmflow/action.json`.
+    """Return a key's action after verifying its envelope, the content of `tvmflow/action.json`.
 
-    One of the trusted keys must have signed it; without keys, any action is accepted.
+    One of the trusted keys must have signed it; without trusted keys, any action is accepted.
 
     Raises:
-        Untrusted: when nothing but a signature is missing.
-        InvalidAction: when it is damaged, another key's, or its parts contradict each other.
+        Untrusted: when only a trusted signature is missing.
+        InvalidAction: when it is damaged, is another key's, or contradicts itself.
     """
     sealed = _parse_json(envelope)
     signers: tuple[signing.PublicKey, ...] = ()
@@ -213,7 +213,7 @@ def verify_action(
     if (name := find_invalid_name([file.name for file in action.files])) is not None:
         raise InvalidAction(f"it has a file with the name {name[:MAX_SHOWN]!r}")
     if action.payload == payload:
-        # otherwise a newer version wrote it, and what we would upload is not what was signed
+        # Otherwise a newer version wrote it, and uploading it from here would not match its signatures.
         action = action._replace(signatures=tuple(sealed["signatures"]))
     return VerifiedAction(action, signers, files)
 
@@ -221,7 +221,7 @@ def verify_action(
 def _parse_json(text: bytes) -> Json:
     try:
         value = read_json(text)
-        # a number such as 1e999 can be read, and not be written
+        # A number such as 1e999 can be parsed, but not written again.
         canonical(value)
     except (ValueError, Unreadable):
         raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged") from None
