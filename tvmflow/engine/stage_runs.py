@@ -483,7 +483,7 @@ def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
 def ban_schedules(
     faults: list[dict[str, Json]], spec: StageSpec, plan: Plan, state: PlanState
 ) -> str:
-    """Ban faulty schedules, unless the run is locked; return the stage that must choose again."""
+    """Ban faulty schedules, unless the run is locked; return the id of the stage that must choose again."""
     search = _find_makers(spec, plan).get(tune.NAME)
     culprits = [fault for fault in faults if fault.get("trial")]
     is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)

@@ -176,7 +176,7 @@ def seal(text: str, *names: str) -> str:
 
 
 def unseal(content: bytes, *names: str) -> str:
-    """Return the text in the file of a note; DamagedNote if it is not as written under this name."""
+    """Return the text in a note's file; DamagedNote if it was not written under this name."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

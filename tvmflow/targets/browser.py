@@ -82,7 +82,7 @@ class BrowserRun(NamedTuple):
 def run_package(
     package: Path, module: str, backend: str, batches: Sequence[Sequence[Array]]
 ) -> BrowserRun:
-    """Run the package of a model on batches of inputs; StageError when it or Chromium fails."""
+    """Run a model's package on batches of inputs; StageError if the package or Chromium fails."""
     program = find_chromium()
     if program is None:
         raise EnvironmentProblem(

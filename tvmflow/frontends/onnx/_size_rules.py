@@ -102,12 +102,12 @@ def floor(sizes: SizeRanges, value: Any) -> Any:
 
 
 def elementwise(function: Callable[[SizeRanges, Any], Any]) -> SizeRule:
-    """Return the rule of a unary elementwise operator."""
+    """Return the rule of a unary elementwise operator, given the function of one element."""
     return lambda call: map_elements(functools.partial(function, call.sizes), call.array(0))
 
 
 def pairwise(compute: Callable[[Call, Any, Any], Any]) -> SizeRule:
-    """Return the rule of a binary elementwise operator."""
+    """Return the rule of a binary elementwise operator, given the function of two elements."""
 
     def rule(call: Call) -> Any:
         if len(call.operands) != 2:
@@ -118,7 +118,7 @@ def pairwise(compute: Callable[[Call, Any, Any], Any]) -> SizeRule:
 
 
 def pairwise_integers(function: Callable[[Any, Any], Any]) -> SizeRule:
-    """Return the rule of a function of two integers."""
+    """Return the rule of a binary operator on integers and sizes."""
 
     def compute(call: Call, left: Any, right: Any) -> Any:
         _refuse_quotients(left, right)
@@ -135,7 +135,7 @@ def extreme(of_numbers: Callable[..., Any], of_sizes: Callable[..., Any]) -> Siz
 def comparison(
     *opposites: Callable[[Any, Any], Any], holds: Callable[[Any, Any], Any] | None = None
 ) -> SizeRule:
-    """Return the rule of a comparison (without `holds`, of equality), and its opposites."""
+    """Return the rule of a comparison, given `holds` (None: equality) and the comparisons that exclude it."""
 
     def compare(call: Call, left: Any, right: Any) -> bool:
         _refuse_quotients(left, right)
@@ -180,7 +180,7 @@ def modulo(call: Call, left: Any, right: Any) -> Any:
 
 
 def _divided(call: Call, left: Any, right: Any, function: Callable[[Any, Any], Any]) -> Any:
-    """Return the result of a division of sizes, which are not negative."""
+    """Return the result of dividing sizes, which are never negative."""
     if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
         raise Unknown
     return call.sizes.simplify(function(left, right))
@@ -212,7 +212,7 @@ def evaluate_constant_of_shape(call: Call) -> SizeValue:
 
 
 def _value_of_shape(attributes: Mapping[str, Any]) -> Any:
-    """Return the value of every element of a ConstantOfShape, of NumPy."""
+    """Return the NumPy value with which a ConstantOfShape fills its result."""
     value = attributes.get("value")
     return np.float32(0) if value is None else numpy_helper.to_array(value).ravel()[0]
 
@@ -333,7 +333,7 @@ def follow_slice(sizes: Sizes, node: NodeProto) -> Any:
         stop = sizes.at_least(sizes.clamp(end, extent), begin)
         count = sizes.divide_up(sizes.simplify(stop - begin), step)
         if not same_size(seen := sizes.as_seen(count), count):
-            # as many, in the form of an earlier size
+            # Equal to `count`, but in the form in which an earlier shape has this size.
             stop = sizes.simplify(begin + seen * step - (step - 1))
         begins.append(begin)
         stops.append(stop)
@@ -409,7 +409,7 @@ def follow_space_to_depth(sizes: Sizes, node: NodeProto) -> None:
 
 
 def follow_top_k(sizes: Sizes, node: NodeProto) -> Any:
-    """Refuse a TopK of a dynamic number of elements."""
+    """Refuse a TopK whose number of results (K) is dynamic."""
     count = sizes.dynamic_operand(node, 1)
     if count is not None:
         raise DynamicShapeProblem(f"its K is {shape_text(count)}, and it needs a number")
@@ -420,7 +420,7 @@ _ROUNDINGS: Final = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def follow_resize(sizes: Sizes, node: NodeProto) -> Any:
-    """Convert a Resize of dynamic height and width to sizes that follow from the dimensions."""
+    """Convert a Resize whose output height and width follow from the dimensions."""
     data = sizes.data(node.input[0])
     shape = sizes.shape_of(data)
     lengths = sizes.operand(node, 3)
@@ -466,7 +466,7 @@ def follow_resize(sizes: Sizes, node: NodeProto) -> Any:
 def _resize_by_fractions(
     sizes: Sizes, data: Any, lengths: Any, scales: Sequence[float | None], mode: Interpolation
 ) -> Any:
-    """Return images resized by fractional scales, which decide the positions of pixels."""
+    """Return images resized by fractional scales; pixel positions follow the scales, not rounded sizes."""
     dtype = str(data.ty.dtype.dtype)
     if not is_computed(mode) or dtype == "float64":
         text = f"mode {mode.method} by a scale that is not a whole number needs a fixed size"
@@ -480,7 +480,7 @@ def _resize_by_fractions(
 
 
 def follow_windows(sizes: Sizes, node: NodeProto) -> None:
-    """Replace a padding by the size of an image by one that is the same for all sizes."""
+    """Replace SAME padding by explicit padding that is right for all sizes of the image."""
     attributes = attributes_of(node)
     if not attributes.get("auto_pad", "").startswith("SAME"):
         return
@@ -494,9 +494,9 @@ def follow_windows(sizes: Sizes, node: NodeProto) -> None:
 
 
 def follow_matrix_product(sizes: Sizes, node: NodeProto) -> None:
-    """Check that the operands of a matrix product have the same reduction length."""
+    """Check that the operands of a matmul have equal reduction lengths."""
     shapes = [sizes.shape_of(sizes.data(name)) for name in node.input[:2]]
-    # TVM compares the lengths of vectors
+    # For vector operands, TVM compares the lengths itself.
     if min(map(len, shapes)) < 2:
         return
     attributes = attributes_of(node)

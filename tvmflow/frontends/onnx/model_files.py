@@ -49,7 +49,7 @@ from tvmflow.frontends.onnx.operators import supported_operators
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:
-    """Link the model and its external data side by side, as ONNX expects them; return the model's path."""
+    """Link the model and its external data into one folder, as ONNX expects; return the model's path."""
     model = folder / "model.onnx"
     _link(model, files[MODEL])
     for role, path in files.items():
@@ -76,16 +76,16 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
     except OSError as error:
         raise ImportFailed(f"the ONNX file cannot be read: {last_line(error)}") from error
     except Exception as error:
-        # the errors of protobuf have no common public base class
+        # protobuf's errors have no public base class in common.
         raise NotAModel(last_line(error)) from error
     check_model(model)
-    # large weights were left in the model's file, which is read like the others
+    # Large weights stay in the model's own file, which is read like an external data file.
     data_files = {f"{EXTERNAL}{files[MODEL]}": files[MODEL], **files}
     weights = len(model.graph.initializer)
     for index, tensor in enumerate(all_tensors(model)):
         if tensor.data_location == TensorProto.EXTERNAL:
             place = _find_external(tensor, data_files)
-            # only passes over weights support tensors that stay in their files
+            # Only the passes over weights support tensors that stay in their files.
             if index < weights and can_stay(tensor, place):
                 leave_in_file(tensor, place)
             else:
@@ -95,7 +95,7 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
 
 
 def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
-    """Return where the data of a tensor is."""
+    """Return the file and the byte range of a tensor's external data."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name, location = quoted(tensor.name), entries.get("location", "")
     path = files.get(f"{EXTERNAL}{location}") or files.get(f"{EXTERNAL}{PurePosixPath(location)}")
@@ -124,7 +124,7 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
 
 
 def _load(tensor: TensorProto, place: Place) -> None:
-    """Read the data of a tensor into it."""
+    """Read a tensor's external data into the tensor."""
     try:
         with Path(place.file).open("rb") as stream:
             stream.seek(place.offset)
@@ -137,10 +137,10 @@ def _load(tensor: TensorProto, place: Place) -> None:
 
 
 def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
-    """Append inner tensors to the model's outputs, and return how many were not outputs already.
+    """Append inner tensors to the model's outputs; return how many were not outputs before.
 
     Raises:
-        ImportFailed: when the model has no tensor of such a name.
+        ImportFailed: when the model has no tensor with one of these names.
     """
     outputs = {value.name for value in model.graph.output}
     tensors = {name for node in model.graph.node for name in node.output if name}
@@ -157,7 +157,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
 
 
 def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Path:
-    """Save a copy of a model, with inner tensors as outputs, beside it; it shares the external data."""
+    """Save a copy of a model, with inner tensors as outputs, in its folder; it shares the external data."""
     model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")
@@ -166,11 +166,11 @@ def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Pa
 
 
 # ---------------------------------------------------------------- validation
-# Files are untrusted, and the passes and TVM's importer rely on these checks. `onnx.checker` is stricter than
-# ONNX Runtime, and refuses models that are in use.
+# Files are untrusted, and the passes and TVM's importer rely on these checks. `onnx.checker` would refuse models that
+# ONNX Runtime accepts and that are in use.
 
 
-# The bits of an element where NumPy's type has more.
+# The bits per element of types for which NumPy's type is larger.
 _PACKED_BITS: Final = {
     **dict.fromkeys((TensorProto.UINT4, TensorProto.INT4, TensorProto.FLOAT4E2M1), 4),
     **dict.fromkeys((TensorProto.UINT2, TensorProto.INT2), 2),
@@ -187,7 +187,7 @@ def _invalid(reason: str) -> ImportFailed:
 
 
 def check_model(model: ModelProto) -> None:
-    """Check everything but the data of tensors, which may not be loaded yet."""
+    """Check everything except the data of tensors, which may not be loaded yet."""
     if not model.HasField("graph"):
         raise NotAModel("it has no graph")
     nodes = list(all_nodes(model))
@@ -203,7 +203,7 @@ def check_model(model: ModelProto) -> None:
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield every tensor in the model: weights and attributes, of all subgraphs too."""
+    """Yield every tensor in the model: weights and attributes, including those of all subgraphs."""
     yield from model.graph.initializer
     nodes = list(all_nodes(model))
     for node in nodes:
@@ -235,7 +235,7 @@ def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Check that all names are text; protobuf returns other bytes unchanged."""
+    """Check that all names are valid UTF-8, because protobuf passes on other bytes unchanged."""
     names: list[Any] = [entry.domain for entry in model.opset_import]
     for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
         names += [value.name for value in (*graph.input, *graph.output)]
@@ -264,7 +264,7 @@ def _check_domains(nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Check that the model names its versions, and that the installed onnx knows them."""
+    """Check that the model states its versions, and that the installed onnx supports them."""
     if not model.HasField("ir_version"):
         raise _invalid("it does not name its IR version")
     if model.ir_version > onnx.IR_VERSION:
@@ -292,7 +292,7 @@ def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Check the functions of a model; the operators of ONNX would run in place of their namesakes."""
+    """Check a model's functions; the ONNX operator of the same name would run instead of a function."""
     names = [".".join(filter(None, function_id(function))) for function in model.functions]
     if repeated := _first_repeated(names):
         raise _invalid(f"it has two functions with the name {quoted(repeated)}")
@@ -325,10 +325,10 @@ def _check_outputs(graph: GraphProto) -> None:
 
 
 def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodeProto]) -> None:
-    """Check that nodes of the standard opset have the inputs and outputs that their operators need."""
+    """Check that nodes of the standard opset have as many inputs and outputs as their operators need."""
     version = versions_of(imports).get("", 1)
     for node in nodes:
-        # the importer refuses operators that TVM lacks
+        # For operators that TVM lacks, the importer reports the error.
         if not is_standard(node) or node.op_type not in supported_operators():
             continue
         least = _least_arity(node.op_type, version)
@@ -342,16 +342,16 @@ def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodePr
 @functools.cache
 def _least_arity(operator: str, version: int) -> tuple[int, int]:
     if not onnx.defs.has(operator, version, ""):
-        # the importer names an operator that is not in this opset
+        # For an operator that this opset lacks, the importer reports the error.
         return 0, 0
     schema = onnx.defs.get_schema(operator, version, "")
     return schema.min_input, schema.min_output
 
 
 def _check_edges(graph: GraphProto, outer: list[set[str]], where: str = "") -> None:
-    """Check that each tensor is made once, before it is read, and that outputs are made.
+    """Check that each tensor is computed once, before it is read, and that all outputs are computed.
 
-    A subgraph sees the names of the graphs around it; `where` begins messages.
+    A subgraph can also read the names in `outer`, those of its enclosing graphs. `where` begins messages.
     """
     weights = [tensor.name for tensor in graph.initializer]
     sparse = [str(tensor.values.name) for tensor in graph.sparse_initializer]
@@ -402,14 +402,14 @@ def _first_repeated(names: Sequence[str]) -> str:
 
 
 def check_tensors(model: ModelProto) -> None:
-    """Check that every tensor has the data that its type and shape need."""
+    """Check that every tensor has as much data as its type and shape need."""
     for tensor in all_tensors(model):
         if problem := _tensor_problem(tensor):
             raise _invalid(f"the constant {quoted(str(tensor.name))} {problem}")
 
 
 def _tensor_problem(tensor: TensorProto) -> str:
-    """Return the problem of a tensor, or an empty string."""
+    """Return what is wrong with a tensor; empty if nothing is."""
     dims = list(tensor.dims)
     if any(size < 0 for size in dims):
         return f"has the shape {dims}"

@@ -77,20 +77,20 @@ class OnnxFrontend(OneFileFrontend):
     def files(
         self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
     ) -> tuple[InputFile, ...]:
-        """Return the ONNX file and its external data files, which it names.
+        """Return the ONNX file, and the external data files that it names.
 
-        The recipe names those of a file that is yet to be downloaded. If it need not, as on the Hub, the file is
-        downloaded for its names.
+        For a file that is not downloaded yet, the recipe names them. If the recipe need not do so, as on the Hub, the
+        file is downloaded to read the names.
 
         Raises:
-            RecipeError: also when external data is missing or not beside the file.
+            RecipeError: also when external data is missing, or outside the folder of the ONNX file.
         """
         named = self.named_file(source, base, where)
         assert isinstance(source, OnnxSource)
         try:
             model = sources.resolve(named)
         except UnpinnedFiles as error:
-            # it was downloaded for its digest, so that all files can be named at once
+            # The file was downloaded to compute its digest, so the error can name all files at once.
             (model,) = error.files
             names = self.check_file(model).data_files
             try:
@@ -157,7 +157,7 @@ class OnnxFrontend(OneFileFrontend):
         }
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return the inner tensors of the main graph, with the node that computes each."""
+        """Return the inner tensors of the main graph, and the node that computes each."""
         import onnx
 
         from tvmflow.frontends.onnx.graph import node_labels
@@ -181,13 +181,13 @@ class OnnxFrontend(OneFileFrontend):
 def _list_external_files(
     names: Sequence[str], model: InputFile, source: OnnxSource, where: Where
 ) -> list[InputFile]:
-    """Return the external data files of a model, each once, not resolved yet."""
+    """Return a model's external data files, each once, without resolving them."""
     listed = (_external_file(name, model, source, where) for name in names)
     return list({file.role: file for file in listed}.values())
 
 
 def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:
-    """Check that the model has the files that the recipe pins."""
+    """Check that the model's files are the ones that the recipe pins."""
     valid = {_normal(name) for name in names}
     for name in source.files or ():
         if _normal(name) not in valid:
@@ -210,7 +210,7 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
             f"{start} refers to data outside its folder: {name}",
             fix="save the model again with its external data beside it",
         )
-    # a model at an address may not have been read yet: the role is the normalized path of `files`
+    # A model at an address may not be read yet, so the normalized path in `files` is the role.
     role = f"{EXTERNAL}{_normal(location) if model.url else location}"
     file = further_file(role, _normal(location), model, source, where)
     if not file.url and not is_file(Path(file.path)):
@@ -223,15 +223,15 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
 
 
 def _is_in_model_folder(path: str, location: str) -> bool:
-    """Return whether a file is in the folder of the model, when all symbolic links are followed.
+    """Return whether a file is in the model's folder, after following all symbolic links.
 
-    The data may also be beside the target of a model that is a link, as in the caches of download tools.
+    If the model is a link, the data may also be beside its target, as in the caches of download tools.
     """
     model = Path(path)
     try:
         folders = (model.parent.resolve(), model.resolve().parent)
         real = (model.parent / location).resolve()
     except (OSError, RuntimeError, ValueError):
-        # an invalid name or a loop of links is reported later, as a file that does not exist
+        # An invalid name or a loop of links is reported later, as a missing file.
         return True
     return any(real.is_relative_to(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""The operators of ONNX that need more than TVM's importer, each with one record."""
+"""The table of ONNX operators that need more than TVM's importer, with one record each."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from tvmflow.frontends.onnx.graph import (
 from tvmflow.frontends.onnx.sizes import SizeRule, Sizes, SizeValue, apply_rule
 from tvmflow.graph.ir_operators import GATES, BoxNms, MultiboxDetection
 
-# Older models are converted to it where possible; the mask of Dropout is boolean then.
+# Older models are converted to this opset if possible; from it on, Dropout's mask is boolean.
 _MIN_OPSET: Final = 13
 _CAST_LIKE_OPSET: Final = 15
 
 
 class Operator(NamedTuple):
-    """How an operator is imported; all that is missing here is left to TVM's importer.
+    """How an operator is imported; TVM's importer does everything for which there is no function here.
 
     Attributes:
         convert: Converts a node to Relax.
-        rewrite: Rewrites a node as other nodes of ONNX.
-        evaluate: Returns the result for constants and expressions of dimensions.
-        follow: Converts a node with dynamic shapes; its result is None for a node that it leaves to `convert`.
-        miscomputed: Returns in which case TVM's importer miscomputes a node, or an empty string.
-        parameters: The operands that parametrize a node, and are not weights though they may be floats.
-        format: The group of operators of the domain com.microsoft (or of none) that only `rewrite` knows.
+        rewrite: Rewrites a node as other ONNX nodes.
+        evaluate: Returns a node's result for operands that are constants or expressions of dimensions.
+        follow: Converts a node with dynamic shapes; returns None to leave the node to `convert`.
+        miscomputed: Returns the case in which TVM's importer miscomputes this node, or an empty string.
+        parameters: The operands that are parameters of the node and not weights, even if they are floats.
+        format: The group of operators of the domain com.microsoft (or of none) that only `rewrite` supports.
     """
 
     convert: Converter | None = None
@@ -79,7 +79,7 @@ def _has_output(node: NodeProto, position: int) -> bool:
 
 
 def _find_narrow_cast(node: NodeProto, _: KnownValues) -> str:
-    """TVM neither rounds nor saturates as ONNX does in casts to float8 or to less than a byte."""
+    """TVM neither rounds nor saturates as ONNX does in casts to float8 or sub-byte types."""
     to = attributes_of(node).get("to", 0)
     return f"to {name_of(to)}" if to in NARROW_TYPES else ""
 
@@ -96,7 +96,7 @@ def _find_active_dropout(node: NodeProto, known: KnownValues) -> str:
 
 
 def _find_small_indices(node: NodeProto, known: KnownValues) -> str:
-    """TVM counts through the axes before and behind as if data and indices had the same sizes there."""
+    """TVM iterates over the other axes as if data and indices had equal sizes there."""
     data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
     axis = attributes_of(node).get("axis", 0) % max(len(data), 1)
     counted = (slice(1, axis), slice(axis + 2, None))
@@ -110,7 +110,7 @@ def _find_norm_of_all(node: NodeProto, known: KnownValues) -> str:
 
 
 def _find_zero_count(node: NodeProto, known: KnownValues) -> str:
-    """TVM takes 0 for all."""
+    """TVM takes K = 0 for all elements."""
     count = known.constants.get(node.input[1]) if len(node.input) > 1 else None
     return "with K = 0" if count is not None and not count.any() else ""
 
@@ -118,7 +118,7 @@ def _find_zero_count(node: NodeProto, known: KnownValues) -> str:
 def _case(
     text: str, applies: Callable[[NodeProto], object]
 ) -> Callable[[NodeProto, KnownValues], str]:
-    """Return a function that returns a text for the nodes to which it applies."""
+    """Return a function that returns the text for nodes to which `applies`, else an empty string."""
     return lambda node, _: text if applies(node) else ""
 
 
@@ -149,7 +149,7 @@ def _fused(rewrite: Rewrite) -> Operator:
 
 
 def _quantized(result_scale: int, rewrite: Rewrite) -> Operator:
-    """Return the record of a QOperator, given the position of its result's scale."""
+    """Return the record of a QOperator; `result_scale` is the operand with the result's scale."""
     own = functools.partial(rewrites.rewrite_quantized, scale=result_scale, rewrite=rewrite)
     return Operator(rewrite=own, format="quantized")
 
@@ -372,7 +372,7 @@ _NONE: Final = Operator()
 
 
 def operator_of(node: NodeProto) -> Operator:
-    """Return the record of a node's operator, whatever its domain; an empty one if there is none."""
+    """Return the record of a node's operator in any domain; an empty record if there is none."""
     return OPERATORS.get(node.op_type, _NONE)
 
 
@@ -380,9 +380,9 @@ def operator_of(node: NodeProto) -> Operator:
 
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
-    """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
+    """Rewrite nodes of the main graph, where the needed shapes and types are known."""
     opset = opset_of(model)
-    # Einsum is the same in all opsets
+    # Einsum is the same in all opsets, and so can be rewritten in older ones, too.
     names = {n for n, o in OPERATORS.items() if o.rewrite} if opset >= _MIN_OPSET else {"Einsum"}
     if names.isdisjoint(node.op_type for node in model.graph.node):
         return model
@@ -401,7 +401,7 @@ def _rewrite(node: NodeProto, context: Context) -> list[NodeProto]:
     if not is_known or entry.rewrite is None:
         return [node]
     rewriting = Rewriting(node, context)
-    # constants of the type of an operand wait until that is known
+    # Constants with an operand's type can only be added once this type is known.
     waits = context.opset < _CAST_LIKE_OPSET and not rewriting.element_type
     if entry.format == "fused" and waits:
         return [node]
@@ -412,7 +412,7 @@ def _rewrite(node: NodeProto, context: Context) -> list[NodeProto]:
 def compute_sizes(
     ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
 ) -> SizeValue | None:
-    """Return the result of a node for constants and expressions of dimensions, as `apply_rule` does."""
+    """Return a node's result for constants and expressions of dimensions; see `apply_rule`."""
     rule = operator_of(node).evaluate if is_standard(node) else None
     return apply_rule(rule, ranges, node, operands) if rule else None
 
@@ -422,21 +422,21 @@ _UNROLLED: Final[Mapping[str, str]] = {
     f"{MAX_UNROLLED_NODES:,} nodes in all, and no stacked outputs where a condition is computed",
     "Scan": f"opset 9, a known length, and at most {MAX_UNROLLED_NODES:,} nodes in all",
 }
-"""Conditions for a loop to be replaced by its iterations."""
+"""What a loop needs in order to be unrolled."""
 
-# The converters of these names are for the operators in the domain com.microsoft.
+# The converters under these names are for operators of the domain com.microsoft only.
 _MICROSOFT_ONLY: Final = frozenset({"Attention", "RotaryEmbedding"})
 
 
 @functools.cache
 def supported_operators() -> frozenset[str]:
-    """Return the operators that TVM's importer or tvmflow's has a converter for."""
+    """Return the operators that TVM's importer or tvmflow can convert."""
     own = (name for name, entry in OPERATORS.items() if entry.convert)
     return frozenset(("If", "Constant", *_get_convert_map(), *own))
 
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
-    """Return why TVM's importer cannot import this node correctly, or an empty string."""
+    """Return why a node cannot be imported correctly, or an empty string."""
     if node.domain in (CUSTOM_DOMAIN, OWN_DOMAIN, BLOCK_QUANTIZED_DOMAIN):
         return ""
     if is_standard(node) and node.op_type in _UNROLLED:

@@ -1,7 +1,7 @@
 """Prepares an ONNX model for TVM's importer, by passes over the ONNX graph.
 
-The importer needs static shapes, constants where an operator requires them, and operators that
-it supports. Most other constructs of real models can be rewritten as other nodes of ONNX.
+The importer needs static shapes, constants where an operator requires them, and operators that it supports. Most
+other constructs in real models can be rewritten as other ONNX nodes.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ _Pass = Callable[[ModelProto], ModelProto]
 # ---------------------------------------------------------------- conversions
 
 
-# The oldest and the newest opset that TVM's importer supports well; others are converted if possible.
+# The oldest and newest opset that TVM's importer supports well; models in others are converted if possible.
 _PREFERRED_OPSETS: Final = (13, 21)
-# TVM's importer misreads older ones.
+# TVM's importer misreads opsets before this one.
 _OLDEST_OPSET: Final = 7
-# ONNX's converter misreads the Scan of older ones, which has another form.
+# ONNX's version converter misreads Scan in opsets before this one, where Scan has a batch axis.
 _SCAN_OPSET: Final = 9
-# Resize has no modes before, and samples at scaled positions, rounded down.
+# Before this opset, Resize has no modes, and samples at scaled positions rounded down.
 _RESIZE_MODES_OPSET: Final = 11
 
 
 def convert_opset(model: ModelProto) -> ModelProto:
-    """Convert older and newer opsets to the nearest one that TVM's importer supports well.
+    """Convert a model to the nearest opset that TVM's importer supports well.
 
     Raises:
-        ImportFailed: when an opset that TVM misreads cannot be converted.
+        ImportFailed: when a model in an opset that TVM misreads cannot be converted.
     """
     if opset_of(model) < _SCAN_OPSET and any(n.op_type == "Scan" for n in model.graph.node):
         return model
@@ -102,7 +102,7 @@ def convert_opset(model: ModelProto) -> ModelProto:
     try:
         converted = version_converter.convert_version(model, opset)
     except Exception as error:
-        # the converter raises many kinds of errors
+        # The converter raises many types of exceptions.
         if opset_of(model) >= _OLDEST_OPSET:
             _log.debug("opset %d is kept: %s", opset_of(model), error)
             return model
@@ -110,7 +110,7 @@ def convert_opset(model: ModelProto) -> ModelProto:
             f"the model uses opset {opset_of(model)}, which cannot be converted: {error}",
             fix=f"export it with opset {_OLDEST_OPSET} or newer",
         ) from error
-    # ONNX's converter drops the modes that Resize and Upsample had before
+    # ONNX's converter drops the semantics that Resize and Upsample had before they had modes.
     for node in all_nodes(converted) if opset_of(model) < _RESIZE_MODES_OPSET else ():
         if node.op_type == "Resize" and "coordinate_transformation_mode" not in attributes_of(node):
             modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -119,9 +119,9 @@ def convert_opset(model: ModelProto) -> ModelProto:
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
-    """Return whether ONNX's converter would drop attributes that operators lack in an older opset."""
+    """Return whether ONNX's converter would drop attributes that the older opset lacks."""
     for node in model.graph.node if opset < opset_of(model) else ():
-        # the converter refuses an operator that is newer than the opset
+        # The converter itself refuses an operator that is newer than the opset.
         if is_standard(node) and onnx.defs.has(node.op_type, opset, ""):
             known = onnx.defs.get_schema(node.op_type, opset, "").attributes
             if any(attribute.name not in known for attribute in node.attribute):
@@ -130,7 +130,7 @@ def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
 
 
 def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
-    """Replace Constant nodes by initializers, so that there is one kind of constant."""
+    """Replace Constant nodes by initializers, so that passes handle only one kind of constant."""
     kept = []
     for node in model.graph.node:
         array = _constant_value(node) if node.op_type == "Constant" else None
@@ -143,7 +143,7 @@ def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
 
 
 def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
-    # an expanded function may refer to an attribute that is not set
+    # An attribute of an inlined function may refer to a caller's attribute that is not set.
     for name, value in attributes_of(node).items():
         if name == "value":
             return np.asarray(numpy_helper.to_array(value))
@@ -153,14 +153,14 @@ def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
 
 
 def expand_unsupported_operators(model: ModelProto) -> ModelProto:
-    """Replace operators that TVM lacks by their definition, if ONNX defines them by other operators."""
+    """Replace operators that TVM lacks by their ONNX function bodies, if they have one."""
     known = known_values(model)
     missing = {node.op_type for node in model.graph.node if unsupported_reason(node, known)}
     if not missing:
         return model
     typed = copy.deepcopy(model)
     with_type = {value.name for value in typed.graph.value_info}
-    # the inliner needs the type of every value, and does not look at the initializers
+    # The inliner needs every value's type, but does not read the types of initializers.
     typed.graph.value_info.extend(
         declare(tensor) for tensor in typed.graph.initializer if tensor.name not in with_type
     )
@@ -171,13 +171,13 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
             typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
         )
     except Exception as error:
-        # the importer refuses operators that cannot be expanded, with the name of the node
+        # The importer reports operators that cannot be expanded, with the node's name.
         _log.debug("not expanded: %s: %s", ", ".join(sorted(missing)), error)
         return model
 
 
 def _set_defaults(node: NodeProto, opset: int) -> None:
-    """Write an operator's default attribute values to a node: ONNX's inliner ignores them."""
+    """Set an operator's default attribute values explicitly, because ONNX's inliner ignores defaults."""
     if not is_standard(node) or not onnx.defs.has(node.op_type, opset, ""):
         return
     given = {attribute.name for attribute in node.attribute}
@@ -189,28 +189,28 @@ def _set_defaults(node: NodeProto, opset: int) -> None:
 # ---------------------------------------------------------------- simplifications
 
 
-# Operators that are not evaluated: random ones, and those with the real work of a model.
+# Operators that are never folded: random ones, and those that do a model's main work.
 _NOT_FOLDED: Final = frozenset(
     "Bernoulli Conv ConvTranspose Gemm If Loop MatMul Multinomial RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike Scan".split()
 )
-# Their results have a shape that depends on values, and at most a few times the elements of their inputs.
+# The results have data-dependent shapes, but at most a few times the elements of the inputs.
 _AS_LARGE_AS_INPUTS: Final = frozenset(
     "Compress ConcatFromSequence NonZero Optional OptionalGetElement SequenceAt SequenceConstruct "
     "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
 )
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
-# The elements of all constants of a model: protobuf's limit is 2 GiB.
+# The most elements in all constants of a model together, because protobuf's limit is 2 GiB.
 _MAX_HELD_ELEMENTS: Final = 1 << 27
-# The most elements of a constant that is computed by the library, and by TVM's importer.
+# The most elements of one constant that the library computes, or that TVM's importer computes.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
 _MAX_SHAPE_ELEMENTS: Final = 1024
-# NumPy's limit; ONNX writes each axis into the model.
+# NumPy's limit on axes. ONNX writes each axis into the model, so more would need much memory.
 _MAX_AXES: Final = 64
-# The operand of an operator with an element for each axis, or each added axis, of its result.
+# The operand that has one element for each axis, or for each added axis, of the result.
 _LISTS_OF_AXES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
-# Operators through which ONNX propagates values in shape inference, and their limits.
+# Operators through which ONNX's shape inference propagates values; see the limits below.
 _VALUE_OPERATORS: Final = frozenset(
     "Add Cast CastLike Concat Gather Identity Mul Range Shape Slice Squeeze Sub Unsqueeze".split()
 )
@@ -218,10 +218,10 @@ _MAX_PROPAGATED_ELEMENTS: Final = 1 << 18
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
-    """Infer shapes and types of all values, including shapes that depend on computed values.
+    """Infer the shapes and types of all values, including shapes that depend on computed values.
 
     Raises:
-        ImportFailed: when a tensor would have more axes than any memory lists.
+        ImportFailed: when a tensor has so many axes that no memory could list them.
     """
     _refuse_many_axes(model, {tensor.name: tensor.dims for tensor in model.graph.initializer})
     try:
@@ -230,13 +230,13 @@ def infer_shapes(model: ModelProto) -> ModelProto:
             return inferred
         return onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except Exception as error:
-        # TVM infers shapes itself, and may accept a graph that ONNX rejects
+        # TVM infers shapes itself, and may accept a graph that ONNX's inference rejects.
         _log.debug("ONNX cannot infer shapes: %s", error)
         return model
 
 
 def _propagates_little(model: ModelProto) -> bool:
-    """Return whether few values would be propagated: ONNX takes some 100 bytes for each element."""
+    """Return whether inference would propagate few values; ONNX takes about 100 bytes for each element."""
     known = known_values(model)
     counts = {name: math.prod(shape) for name, shape in known.shapes.items() if len(shape) <= 1}
     for node in model.graph.node:
@@ -256,7 +256,7 @@ def _propagates_little(model: ModelProto) -> bool:
 
 
 def _range_count(node: NodeProto, known: KnownValues) -> int:
-    """Return the number of values of a Range, or too many when it is not known yet."""
+    """Return the number of elements of a Range; if it is not known yet, a number above the limit."""
     bounds = [known.constants.get(name) for name in node.input]
     if any(bound is None or bound.size != 1 for bound in bounds):
         return _MAX_PROPAGATED_ELEMENTS + 1
@@ -265,7 +265,7 @@ def _range_count(node: NodeProto, known: KnownValues) -> int:
 
 
 def fold_shapes(model: ModelProto) -> ModelProto:
-    """Replace `Shape` and `Size` of a tensor with a known shape by constants."""
+    """Replace `Shape` and `Size` by constants if the tensor's shape is known."""
     shapes = known_values(model).shapes
     kept = []
     for node in model.graph.node:
@@ -283,10 +283,10 @@ def fold_shapes(model: ModelProto) -> ModelProto:
 
 
 def fold_constants(model: ModelProto) -> ModelProto:
-    """Evaluate nodes whose inputs are all constant, with ONNX's reference evaluator.
+    """Evaluate nodes whose inputs are all constant, using ONNX's reference evaluator.
 
     Raises:
-        ImportFailed: when a constant would fill the memory.
+        ImportFailed: when a constant would exhaust the memory.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     room = _MAX_HELD_ELEMENTS - sum(
@@ -318,15 +318,15 @@ def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
         return False
     if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
         return True
-    # a library keeps weights of 8 bits
+    # 8-bit weights stay quantized in the library, so their DequantizeLinear is not folded.
     weights = constants[node.input[0]]
     return len(weights.dims) <= 1 or weights.data_type not in (TensorProto.INT8, TensorProto.UINT8)
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
-    """Return whether the results of a node are small enough for constant folding.
+    """Return whether a node's results are small enough for constant folding.
 
-    Folded constants may take `room` more elements; shapes are folded even without room.
+    There is room for `room` more elements of folded constants; shapes are folded even without room.
     """
     counts = [math.prod(shapes[name]) for name in node.output if name in shapes]
     limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
@@ -338,7 +338,7 @@ def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> 
 
 
 def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFailed:
-    """Return the error for a node whose result would not fit into any memory."""
+    """Return the error for a node whose result would not fit into memory."""
     return ImportFailed(
         f"{excerpt(node.op_type)} (node {node_name(node)}) makes {what} of {elements:,} elements, "
         f"and the limit is {limit:,}",
@@ -349,10 +349,10 @@ def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFa
 def _infer_results(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> ModelProto:
-    """Return a model of a node with constant inputs, and the types that ONNX infers for its results."""
+    """Return a model of one node with constant inputs, with the types that ONNX infers for its results."""
     inputs, known = [], []
     for tensor in (constants[name] for name in dict.fromkeys(node.input) if name):
-        # inference needs the values of shapes, which are small, and otherwise only types
+        # Inference needs the values of shapes, which are small; of other constants, only the types.
         if math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS:
             known.append(with_data(tensor))
         else:
@@ -363,7 +363,7 @@ def _infer_results(
 
 
 def refuse_large_tensors(model: ModelProto) -> None:
-    """Refuse tensors that would not fit into any memory, as far as shapes are known."""
+    """Refuse tensors that would not fit into memory, where shapes are known."""
     shapes = known_values(model).shapes
     _refuse_many_axes(model, shapes)
     for node in branch_nodes(model):
@@ -374,7 +374,7 @@ def refuse_large_tensors(model: ModelProto) -> None:
 
 
 def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse operands that list too many axes, given the known shapes."""
+    """Refuse operands that list too many axes, where shapes are known."""
     for node in branch_nodes(model):
         place = _LISTS_OF_AXES.get(node.op_type, len(node.input))
         axes = math.prod(shapes.get(node.input[place], ())) if place < len(node.input) else 0
@@ -388,7 +388,7 @@ def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 def _evaluate(
     node: NodeProto, constants: Mapping[str, TensorProto], inferred: ModelProto
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Return the node's outputs by name, in the dtypes that ONNX infers; None when it cannot be folded."""
+    """Return a node's outputs by name, in the dtypes that ONNX infers; None if it cannot be folded."""
     if node.op_type == "DequantizeLinear":
         tensor = constants[node.input[0]]
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
@@ -399,7 +399,7 @@ def _evaluate(
     try:
         arrays = make_evaluator(single)({})
     except Exception:
-        # the evaluator raises many kinds of errors for operators that it lacks
+        # For an operator that it lacks, the evaluator raises many types of exceptions.
         return None
     if not arrays or not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
@@ -416,7 +416,7 @@ def _evaluate(
 def _dequantize_scalar(
     node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> np.ndarray[Any, Any]:
-    """Return the real value of an integer, which ONNX's reference evaluator (onnx 1.23) cannot compute."""
+    """Return the dequantized value of a scalar, which ONNX's evaluator (onnx 1.23) cannot compute."""
     number, scale, *zero = (
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
     )
@@ -428,7 +428,7 @@ def _dequantize_scalar(
 
 
 def bypass_copies(model: ModelProto) -> ModelProto:
-    """Remove nodes that only copy a tensor, except where they give a graph output its name."""
+    """Remove nodes that only copy a tensor, except those that give a graph output its name."""
     outputs = {value.name for value in model.graph.output}
     known = known_values(model)
     sources: dict[str, str] = {}
@@ -438,7 +438,7 @@ def bypass_copies(model: ModelProto) -> ModelProto:
             node.input[index] = sources.get(name, name)
         for graph in subgraphs(node):
             rename_captured(graph, sources)
-        # Dropout does nothing in inference
+        # Dropout does nothing in inference.
         is_idle = node.op_type == "Dropout" and not unsupported_reason(node, known)
         if (is_idle or node.op_type == "Identity") and node.output[0] not in outputs:
             sources[node.output[0]] = node.input[0]
@@ -449,7 +449,7 @@ def bypass_copies(model: ModelProto) -> ModelProto:
 
 
 def drop_unused_outputs(model: ModelProto) -> ModelProto:
-    """Remove optional outputs that no node reads, such as masks and statistics: TVM may fail on them."""
+    """Remove optional outputs that no node reads, such as masks: TVM may fail to convert them."""
     used = names_used(model.graph)
     for node in model.graph.node:
         while node.output[1:] and node.output[-1] not in used and _ends_optional(model, node):
@@ -467,7 +467,7 @@ def _ends_optional(model: ModelProto, node: NodeProto) -> bool:
 
 
 def drop_dead_nodes(model: ModelProto) -> ModelProto:
-    """Remove nodes and weights that no output needs."""
+    """Remove nodes and weights that no output depends on."""
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
@@ -491,7 +491,7 @@ _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     name_branch_values,
     convert_constants_to_initializers,
 )
-# Each may give the others something to do.
+# Each pass may make further simplifications possible for the others, so they run in rounds.
 _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     infer_shapes,
     fold_shapes,
@@ -505,7 +505,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     bypass_copies,
     drop_dead_nodes,
 )
-# And one for each fused operator, which may have to wait for the shape or type that another one gives.
+# The most rounds. To this, one per fused operator is added, which may wait for a shape or type from another one.
 _MAX_ROUNDS: Final = 16
 
 
@@ -515,12 +515,12 @@ def prepare(
     bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     custom: CustomNodes = NO_OPERATORS,
 ) -> ModelProto:
-    """Return the model, which is changed, in the form that TVM's importer needs.
+    """Convert a model in place to the form that TVM's importer needs, and return it.
 
-    Inputs with static shapes may be missing in `inputs`. Inputs in `bound` become constants.
+    `inputs` may omit inputs with static shapes. Inputs in `bound` become constants.
 
     Raises:
-        ImportFailed: when inputs do not fit, or the opset is too old.
+        ImportFailed: when the inputs do not match the model, or its opset is too old.
     """
     _separate_inputs_and_weights(model, {spec.name for spec in inputs})
     _set_input_shapes(model, inputs)
@@ -548,21 +548,21 @@ def _simplify(model: ModelProto, custom: CustomNodes) -> ModelProto:
 
 
 def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> None:
-    """Let no name be that of an input and of a weight, as the names of all weights are up to IR version 3.
+    """Ensure that no name is both an input and a weight; up to IR version 3, all weights are inputs, too.
 
-    The initializer of an input is its default, which is dropped if the recipe names the input.
+    An input's initializer is its default value, which is dropped if the recipe names the input.
     """
     listed = {value.name for value in model.graph.input}
     weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]
     known = {tensor.name for tensor in weights}
     set_entries(model.graph.input, [v for v in model.graph.input if v.name not in known])
     set_entries(model.graph.initializer, weights)
-    # ONNX's version converter checks that weights are inputs up to IR version 3
+    # Up to IR version 3, ONNX's version converter requires that weights are inputs, too.
     model.ir_version = max(model.ir_version, 4)
 
 
 def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None:
-    """Set the shapes of the graph's inputs, and remove all shapes that were inferred before."""
+    """Set the shapes of the graph's inputs, and remove all shapes inferred earlier."""
     model_inputs = [_model_input(value) for value in model.graph.input]
     check_inputs(model_inputs, list(map(request_of, inputs)))
     specs = {spec.name: spec for spec in inputs}
@@ -573,7 +573,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
             spec = specs[value.name]
             for size in spec.sizes or spec.shape:
                 shape.dim.add(**{"dim_param" if isinstance(size, str) else "dim_value": size})
-    # shapes that were inferred from other input shapes would contradict the new ones
+    # Shapes inferred from other input shapes would contradict the new ones.
     own = {name for node in model.graph.node if node.domain == OWN_DOMAIN for name in node.output}
     for graph in all_graphs(model.graph):
         set_entries(graph.value_info, [value for value in graph.value_info if value.name in own])

@@ -1,7 +1,7 @@
-"""Sizes in a graph with dimensions: values computed from shapes, and operators that take them.
+"""Dynamic shapes in a graph: values computed from shapes, and operators that take such values.
 
-An exporter computes shapes in the graph: `Shape`, then `Gather`, `Concat` and the like. Here such values are
-integers and expressions of the dimensions, so that tensors of these shapes keep their sizes.
+Exporters compute shapes in the graph, with `Shape`, then `Gather`, `Concat` and the like. Here such values are
+integers and expressions of the dimensions, so that tensors with these shapes keep symbolic sizes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tvmflow.graph.dynamic_shapes import NoSize, same_sizes
 from tvmflow.graph.ir import OPAQUE
 
 _MAX_ELEMENTS: Final = 1024
-# Expressions of real models have less than ten terms.
+# The most terms of an expression; expressions in real models have fewer than ten.
 _MAX_TERMS: Final = 100
 Array = np.ndarray[Any, Any]
 
 
 class SizeValue(NamedTuple):
-    """A small tensor of constants and expressions of the dimensions.
+    """A small tensor whose elements are constants and expressions of the dimensions.
 
     Attributes:
-        values: The elements: an array of objects, each an int, an expression, or a `Quotient`.
-        dtype: The dtype that the graph gives it.
+        values: The elements, an array of objects: ints, expressions or `Quotient`s.
+        dtype: The tensor's dtype in the graph.
     """
 
     values: Array
@@ -42,7 +42,7 @@ class SizeValue(NamedTuple):
 
 
 class Quotient(NamedTuple):
-    """A fractional multiple of an expression: between a Cast to float and one back, or before Floor."""
+    """An expression times a fraction: between a Cast to float and one back, or before a Floor."""
 
     expr: Any
     factor: Fraction
@@ -53,7 +53,7 @@ class Unknown(Exception):
 
 
 class Call(NamedTuple):
-    """A node to evaluate, with its operands and attributes."""
+    """A node to evaluate with its operands and attributes."""
 
     node: NodeProto
     operands: Sequence[SizeValue | None]
@@ -75,7 +75,7 @@ class Call(NamedTuple):
         return operand
 
     def optional(self, position: int, attribute: str = "") -> list[int] | None:
-        """Return an operand, or an attribute, that is constant; None if it is missing."""
+        """Return an operand or attribute, which must be constant; None if it is missing."""
         if attribute in self.attributes:
             return [int(n) for n in np.atleast_1d(self.attributes[attribute])]
         if position >= len(self.operands) or self.operands[position] is None:
@@ -86,14 +86,14 @@ class Call(NamedTuple):
         return list(values)
 
     def integers(self, position: int, attribute: str = "") -> list[int]:
-        """Return an operand, or an attribute, that is constant."""
+        """Return an operand or attribute, which must be constant and present."""
         values = self.optional(position, attribute)
         if values is None:
             raise Unknown
         return values
 
     def small_shape(self, position: int) -> tuple[int, ...]:
-        """Return the shape in an operand, if few elements have it."""
+        """Return the shape in an operand; raises Unknown if such a tensor would have many elements."""
         shape = tuple(self.integers(position))
         if math.prod(shape) > _MAX_ELEMENTS:
             raise Unknown
@@ -101,11 +101,11 @@ class Call(NamedTuple):
 
 
 SizeRule = Callable[[Call], Any]
-"""Returns a value, or only its elements if these have the dtype of the first operand."""
+"""Returns a value; or only its elements, whose dtype is then the first operand's."""
 
 
 class Sizes(SizeRanges):
-    """The values of a graph that follow from the dimensions; `nodes` compute those needed as tensors."""
+    """The values in a graph that follow from the dimensions; `nodes` computes those needed as tensors."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ values
 
     def evaluate(self, node: NodeProto, rule: SizeRule) -> bool:
-        """Return whether the result of a node is such a value; it is remembered."""
+        """Return whether a node's result follows from the dimensions; if so, it is remembered."""
         reads_shape = node.op_type in ("Shape", "Size")
         if not reads_shape and not any(name in self._known for name in node.input):
             return False
@@ -140,20 +140,20 @@ class Sizes(SizeRanges):
         return True
 
     def find(self, name: str) -> SizeValue | None:
-        """Return a value that is known; None for others."""
+        """Return the value of a name; None if it does not follow from the dimensions."""
         try:
             return self._value(name)
         except Unknown:
             return None
 
     def materialize(self, names: Sequence[str]) -> None:
-        """Make tensors of these values, for operators that compute with data."""
+        """Make tensors of those values that follow from the dimensions, for operators that compute with data."""
         for name in names:
             if name in self._known and name not in self._nodes:
                 self._nodes[name] = self.tensor(self._known[name])
 
     def check_results(self, node: NodeProto) -> None:
-        """Check that the sizes of a node's results follow from the dimensions, and remember them."""
+        """Check that the sizes of a node's results follow from the dimensions, and remember the sizes."""
         for name in node.output:
             kind = getattr(self._nodes.get(name), "ty", None)
             if not isinstance(kind, relax.TensorType):
@@ -165,12 +165,12 @@ class Sizes(SizeRanges):
             seen = list(map(self.as_seen, sizes))
             self.see(seen)
             if not same_sizes(seen, sizes):
-                # so that it matches sizes that are equal as multiples
+                # Reshaped to the earlier form, so that TVM can match both sizes although their expressions differ.
                 reshaped = relax.op.reshape(self._nodes[name], shape_expr(seen))
                 self._nodes[name] = self._builder.emit(reshaped)
 
     def fixed_text(self, node: NodeProto) -> str:
-        """Return that an operator needs fixed sizes; nothing if it has them."""
+        """Return a text that the operator needs fixed sizes; empty if its operands have fixed sizes."""
         text = self._operands_text(node)
         has_dynamic = any(name in text for name in self._dimensions)
         return f"it is imported with fixed sizes alone{text}" if has_dynamic else ""
@@ -187,7 +187,7 @@ class Sizes(SizeRanges):
         return f"; its operands have the shapes {names_text(shapes)}" if shapes else ""
 
     def shape_of(self, expr: Any) -> list[Any]:
-        """Return the sizes of a tensor, and remember them."""
+        """Return the sizes of a tensor, and remember them for later comparisons."""
         shape = getattr(expr.ty, "shape", None)
         if not isinstance(shape, relax.ShapeExpr):
             raise DynamicShapeProblem("the shape of its operand is known only when the model runs")
@@ -216,7 +216,7 @@ class Sizes(SizeRanges):
             raise Unknown from None
 
     def tensor(self, value: SizeValue) -> Any:
-        """Return a value as a tensor, which a kernel computes if it is not constant."""
+        """Return a value as a tensor; a kernel computes it unless it is constant."""
         shape, dtype = value.values.shape, value.dtype
         elements = value.values.ravel().tolist()
         if are_fixed(*elements):
@@ -235,7 +235,7 @@ class Sizes(SizeRanges):
             return te.compute(shape, element, name="sizes")
 
         parts = [plain_expr(element, dtype) for element in elements]
-        # TVM cannot fuse a kernel that takes a dimension as a scalar with one that has it in a shape (apache-tvm 0.27)
+        # TVM cannot fuse a kernel with a dimension as a scalar with one that has it in a shape (apache-tvm 0.27).
         return self._builder.emit_te(
             fill, *parts, primfunc_name_hint="sizes", primfunc_attrs=OPAQUE
         )
@@ -243,12 +243,12 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ operators that take sizes
 
     def find_operand(self, node: NodeProto, position: int) -> SizeValue | None:
-        """Return the value of an operand; None if it is missing, or not known."""
+        """Return the value of an operand; None if the operand is missing or its value unknown."""
         name = node.input[position] if position < len(node.input) else ""
         return self.find(name) if name else None
 
     def operand(self, node: NodeProto, position: int) -> list[Any] | None:
-        """Return the sizes that a node takes; None for an operand that is missing."""
+        """Return the sizes in a node's operand; None if the operand is missing."""
         value = self.find_operand(node, position)
         if value is None:
             if not any(node.input[position : position + 1]):
@@ -257,21 +257,21 @@ class Sizes(SizeRanges):
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
     def dynamic_operand(self, node: NodeProto, position: int) -> list[Any] | None:
-        """Return the sizes that a node takes, as `operand` does; None if all are constant."""
+        """Return the sizes in a node's operand, as `operand` does; None if they are all constant."""
         taken = self.operand(node, position)
         return None if taken is None or are_fixed(*taken) else taken
 
     def data(self, name: str) -> Any:
-        """Return an operand as a tensor with a type."""
+        """Return an operand as a tensor whose type is known."""
         self.materialize([name])
         return self.emit(self._nodes[name])
 
     def emit(self, expr: Any) -> Any:
-        """Return an expression with a type."""
+        """Return the normalized expression, whose type is then known."""
         return self._builder.normalize(expr)
 
     def kernel(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Emit a kernel of TE."""
+        """Emit a TE kernel."""
         name = str(getattr(function, "func", function).__name__)
         return self._builder.emit_te(function, *arguments, primfunc_name_hint=name)
 
@@ -281,7 +281,7 @@ def apply_rule(
 ) -> SizeValue | None:
     """Return a node's value from constants and symbolic dimensions; None if unknown or too large.
 
-    The operand of `Shape` and `Size` is the shape.
+    For `Shape` and `Size`, the operand is the shape of their tensor.
     """
     if len(node.output) != 1:
         return None
@@ -297,7 +297,7 @@ def apply_rule(
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is not an expression that grows without end, as that of a hostile model."""
+    """Return whether an expression is small; in a hostile model, it could grow without limit."""
     parts = [value.expr if isinstance(value, Quotient) else value]
     for _ in range(_MAX_TERMS):
         if not parts:
@@ -308,7 +308,7 @@ def _is_small(value: Any) -> bool:
 
 
 def as_array(values: Any) -> Array:
-    """Return a list, or a single element, as an array of objects."""
+    """Return a list or a single element as an array of objects."""
     if isinstance(values, np.ndarray):
         return values
     array = np.empty(len(values) if isinstance(values, list) else (), object)
@@ -317,12 +317,12 @@ def as_array(values: Any) -> Array:
 
 
 def map_elements(function: Callable[..., Any], *arrays: Array) -> Array:
-    """Return the results of a function for the elements of arrays, which are broadcast."""
+    """Apply a function to the elements of arrays, which are broadcast; return the results."""
     return as_array(np.frompyfunc(function, len(arrays), 1)(*arrays))
 
 
 def read_number(number: Any) -> Any:
-    """Return a constant: an int, or a quotient of ints."""
+    """Return a constant as an int, or as a quotient of ints."""
     if not isinstance(number, float):
         return number
     if not math.isfinite(number):
@@ -336,7 +336,7 @@ def read_number(number: Any) -> Any:
 
 
 def plain_expr(element: Any, dtype: str) -> Any:
-    """Return an element as an expression of TVM."""
+    """Return an element as a TVM expression."""
     if isinstance(element, Quotient):
         if "float" not in dtype:
             raise DynamicShapeProblem("a size is not a whole number")
@@ -351,19 +351,19 @@ def _cast(value: Any, dtype: str) -> Any:
 
 
 def are_fixed(*sizes: Any) -> bool:
-    """Return whether all sizes are integers."""
+    """Return whether all sizes are integers, not expressions."""
     return all(isinstance(size, int) for size in sizes)
 
 
 def shape_expr(sizes: Sequence[Any]) -> relax.ShapeExpr:
-    """Return sizes as a shape of Relax."""
+    """Return sizes as a Relax shape."""
     return relax.ShapeExpr([tirx.IntImm("int64", s) if isinstance(s, int) else s for s in sizes])
 
 
 def read_same_padding(
     attributes: Mapping[str, Any], extents: Sequence[Any], kernel: Sequence[int], ranges: SizeRanges
 ) -> list[int]:
-    """Return the padding of the windows of an operator whose `auto_pad` is SAME_UPPER or SAME_LOWER."""
+    """Return the explicit padding for an operator whose `auto_pad` is SAME_UPPER or SAME_LOWER."""
     ones = [1] * len(kernel)
     strides, dilations = (attributes.get(name, ones) for name in ("strides", "dilations"))
     is_lower = attributes["auto_pad"] == "SAME_LOWER"
