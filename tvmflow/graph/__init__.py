@@ -1,1 +1,1 @@
-"""Models as graphs of TVM's Relax: shared knowledge of frontends, the compiler, tuning and stages."""
+"""Models as graphs of TVM's Relax: code that frontends, the compiler, tuning and stages share."""

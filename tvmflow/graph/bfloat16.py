@@ -1,6 +1,6 @@
-"""bfloat16, the upper half of a float32, held as integers of 16 bits.
+"""bfloat16, the upper half of a float32, stored as 16-bit integers.
 
-TVM's code generator for LLVM has no type for it (apache-tvm 0.27).
+TVM's code generator for LLVM has no bfloat16 type (apache-tvm 0.27).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tvm import te, tirx
 
 DTYPE: Final = "uint16"
-"""The dtype of tensors of bfloat16."""
+"""The dtype of tensors that hold bfloat16 values."""
 
 BITS: Final = 16
 ROUNDING_BIAS: Final = 0x7FFF
@@ -19,7 +19,7 @@ _INFINITY: Final = 0x7F800000
 
 
 def to_float32(value: Any) -> Any:
-    """Return a bfloat16 as float32."""
+    """Convert a bfloat16 value to float32."""
     return tirx.reinterpret("float32", value.astype("uint32") << _number(BITS))
 
 
@@ -38,7 +38,7 @@ def _number(value: int) -> Any:
 
 
 def round_data(x: Any) -> Any:
-    """Return float32 data as bfloat16."""
+    """Round a float32 tensor to bfloat16."""
     return te.compute(
         x.shape, lambda *index: from_float32(x(*index)), name="rounded", tag="elemwise"
     )

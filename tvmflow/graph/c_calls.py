@@ -18,27 +18,27 @@ SOURCE: Final = "tvmflow_c_source"
 
 
 class KernelSource(NamedTuple):
-    """A file of C: its name, for messages, and its text."""
+    """A C file: its name, for messages, and its text."""
 
     file: str
     text: str
 
 
 def mark_c_source(body: Any, source: KernelSource) -> Any:
-    """Return a statement with the source of the functions that it calls by `call_extern`."""
+    """Annotate a statement with the source of the functions that it calls by `call_extern`."""
     note = tvm.ir.StringImm(json.dumps(source))
     return tirx.AttrStmt(tvm.ir.StringImm("kernel"), SOURCE, note, body)
 
 
 def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
-    """Return the source that a kernel carries, or None."""
+    """Return the C source in a kernel's annotation; None if it has none."""
     statements = find_nodes(function.body, tirx.AttrStmt)
     notes = [statement.value.value for statement in statements if statement.attr_key == SOURCE]
     return KernelSource(*json.loads(notes[0])) if notes else None
 
 
 def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSource]]:
-    """Return the kernels of a module that carry C, with their sources."""
+    """Return the kernels of a module that have C sources, with the sources."""
     sources = (
         (var, find_c_source(function))
         for var, function in mod.functions_items()
@@ -59,10 +59,10 @@ def c_kernel(
     arguments: Sequence[float],
     tasks: int,
 ) -> tirx.PrimFunc:
-    """Return a kernel that takes inputs, then outputs, and calls a function of a source.
+    """Return a kernel that takes inputs, then outputs, and calls a function of a C source.
 
-    The function takes a pointer for each input and each output, then, with several tasks, the number of the task as
-    int64_t, then the arguments: integers are int64_t in C, others double. The tasks are a parallel loop of calls.
+    The function takes a pointer for each input and each output, then the arguments: int64_t for integers, double for
+    others. With several tasks, a parallel loop calls it, and the task's index (int64_t) precedes the arguments.
     """
     values = [
         tirx.const(value, "int64" if isinstance(value, int) else "float64") for value in arguments

@@ -1,7 +1,7 @@
-"""Counts of outputs: a `main` that returns, after its outputs, how many rows of them count.
+"""Counts of outputs with data-dependent shapes: `main` returns their valid lengths after the outputs.
 
-Such an output has a size that is known only when the model runs, and memory for the largest one. C
-libraries give the counts to the program; for TVM's virtual machine, `main` returns the rows that count.
+Such an output has memory for its upper bound. C libraries pass the counts to the calling program. For TVM's virtual
+machine, `main` returns only the valid elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvmflow.graph import ir
 
 SIZES_NEEDED: Final = "tvmflow.sizes_needed"
-"""The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: the reason."""
+"""The attribute of a `main` with tensors whose sizes only TVM's runtime can compute: the reason."""
 
 _COUNTS: Final = "tvmflow.counts"
 
@@ -25,11 +25,11 @@ COUNT_ATTRIBUTES: Final = (SIZES_NEEDED, _COUNTS)
 
 
 class OutputCount(NamedTuple):
-    """An output that is padded along an axis: only its first elements count.
+    """An output that is padded along an axis: only its first elements are valid.
 
     Attributes:
         output: The index of the output.
-        axis: The axis; those before it have one element.
+        axis: The axis; all axes before it have size 1.
         place: The index of the count among the counts that `main` returns after its outputs.
     """
 
@@ -39,7 +39,7 @@ class OutputCount(NamedTuple):
 
 
 def write_counts(function: relax.Function, counts: Sequence[OutputCount]) -> relax.Function:
-    """Return `main` with the attribute that describes its last results."""
+    """Return `main` with an attribute for the counts that it returns after its outputs."""
     return function.with_attr(_COUNTS, json.dumps(counts)) if counts else function
 
 
@@ -51,7 +51,7 @@ def read_counts(function: relax.Function) -> tuple[OutputCount, ...]:
 
 
 def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a lowered module whose `main` returns the elements that count in place of the counts."""
+    """Return a lowered module whose `main` returns only valid elements, and no counts."""
     main = mod["main"]
     counts = {entry.output: entry for entry in read_counts(main)}
     if not counts:

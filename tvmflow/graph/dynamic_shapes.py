@@ -1,10 +1,10 @@
 """Dynamic shapes in a model's IR: the dimensions of `main`, and sizes that are expressions of them.
 
-A dimension is a variable in the shapes of the inputs, named like it. `main` carries the dimensions in an
-attribute, so that all passes know the ranges.
+A dimension is a variable of the same name in the shapes of the inputs. An attribute of `main` has the dimensions, so
+that all passes know their ranges.
 
-A kernel has variables of its own. `with_numbers` gives each kernel an attribute with values for them, by
-which schedule rules estimate; generated code is correct for all sizes.
+Each kernel has its own variables. `with_numbers` gives it an attribute with tuning sizes for them. Schedule rules use
+these for estimates; the generated code is correct for all sizes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tvmflow.core.dimensions import (
 from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
-"""The attribute of `main`: for each dimension its name, then minimum, maximum, multiple, and sizes to tune at."""
+"""The attribute of `main`: name of a dimension -> minimum, maximum, multiple, and the tuning sizes."""
 
 DYNAMIC_SHAPES: Final = "tvmflow.open_sizes"
-"""The attribute of a kernel with dynamic shapes: a tuning size for each variable in its shapes."""
+"""The attribute of a kernel with dynamic shapes: variable in its shapes -> tuning size."""
 
 TUNED_SIZES: Final = "tvmflow.tuned_sizes"
-"""A second attribute: for each variable the sizes at which schedules are measured, then one size at which
+"""A second attribute: variable -> the sizes at which schedules are measured, then one size at which
 only their results are compared."""
 
 MULTIPLES: Final = "tvmflow.multiples"
-"""The attribute of a kernel with a known divisor of each variable in its shapes."""
+"""The attribute of a kernel: variable in its shapes -> a known divisor above 1."""
 
 IrSize = Any
-"""An int, or an expression of TIR over the dimensions."""
+"""An int, or a TIR expression of the dimensions."""
 
 _OPERATORS: Final[Mapping[type, str]] = {
     tirx.Add: "({} + {})",
@@ -68,17 +68,17 @@ _COMPUTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 class NoSize(ValueError):
-    """A TIR expression does not depend only on dimensions."""
+    """A TIR expression is not a size: it depends on more than dimensions."""
 
 
 def with_dimensions(function: relax.Function, dimensions: Iterable[Dimension]) -> relax.Function:
-    """Return `main` with its dimensions; the same function if there are none."""
+    """Return `main` with an attribute for its dimensions; unchanged if there are none."""
     entries = {entry.name: [*entry[1:4], *entry.tune_at] for entry in dimensions}
     return function.with_attr(DIMENSIONS, entries) if entries else function
 
 
 def read_dimensions(function: relax.Function) -> tuple[Dimension, ...]:
-    """Return the dimensions of `main`, in the order of their names; none for a model of fixed sizes."""
+    """Return the dimensions of `main`, sorted by name; empty for a model of fixed sizes."""
     entries = (function.attrs or {}).get(DIMENSIONS, {})
     values = {str(name): tuple(map(int, numbers)) for name, numbers in entries.items()}
     return tuple(
@@ -100,20 +100,20 @@ def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
 
 
 def sizes_of(expr: Any) -> tuple[IrSize, ...] | None:
-    """Return the sizes of a tensor, ints where they are fixed; None for one without a known rank."""
+    """Return the sizes of a tensor, ints where they are fixed; None if its rank is unknown."""
     shape = getattr(getattr(expr, "ty", None), "shape", None)
     return tuple(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else None
 
 
 def known_sizes(expr: Any) -> tuple[IrSize, ...]:
-    """Return the sizes of a tensor that must have a rank."""
+    """Return the sizes of a tensor, whose rank must be known."""
     sizes = sizes_of(expr)
     assert sizes is not None, f"{expr} has no known rank"
     return sizes
 
 
 def plain(size: Any) -> IrSize:
-    """Return a size as an int if it is fixed, else unchanged."""
+    """Return a fixed size as an int; a dynamic size unchanged."""
     return int(size) if isinstance(size, int | tirx.IntImm) else size
 
 
@@ -123,15 +123,15 @@ def is_dynamic(size: IrSize) -> bool:
 
 
 def size_text(size: IrSize) -> Size:
-    """Return a size as `core.dimensions` reads it.
+    """Return a size as text for `core.dimensions`; an int if it is fixed.
 
     Raises:
-        NoSize: when it is not made of names, numbers, + - * // % min max.
+        NoSize: It has other terms than names, integers, + - * // % min max.
     """
     size = plain(size)
     if isinstance(size, int | tvm.ir.Var):
         return size if isinstance(size, int) else _text(size)
-    # without parentheses that say nothing
+    # removes redundant parentheses
     return ast.unparse(ast.parse(_text(size), mode="eval"))
 
 
@@ -152,7 +152,7 @@ def _text(size: Any) -> str:
         return _text(size.value)
     divisor = size.b if isinstance(size, tirx.FloorDiv | tirx.FloorMod) else None
     if isinstance(divisor, tirx.IntImm) and int(divisor) < 0:
-        # TVM writes a size that is rounded up as what is left of a division by a negative number
+        # TVM expresses sizes that are rounded up by the quotient or remainder of a negative divisor
         negated = f"((0 - {_text(size.a)}) {{}} {-int(divisor)})"
         is_quotient = isinstance(size, tirx.FloorDiv)
         return negated.format("//") if is_quotient else f"(0 - {negated.format('%')})"
@@ -168,7 +168,7 @@ def _text(size: Any) -> str:
 
 
 class TuningSizes:
-    """Numbers in place of dynamic shape, for decisions of one kernel for all sizes; `sizes` are others."""
+    """Tuning sizes in place of dynamic sizes, for estimates; `sizes` replaces the default tuning sizes."""
 
     def __init__(self, function: relax.Function, sizes: Mapping[str, int] | None = None) -> None:
         self._values = sizes or {
@@ -176,18 +176,18 @@ class TuningSizes:
         }
 
     def size(self, size: IrSize) -> int:
-        """Return the number for a size.
+        """Return a size as an int, with tuning sizes in place of the dimensions.
 
         Raises:
-            NoSize: when it does not depend only on the dimensions.
+            NoSize: It depends on more than the dimensions.
         """
         size = plain(size)
         return size if isinstance(size, int) else evaluate(_text(size), self._values)
 
     def shape(self, expr: Any) -> tuple[int, ...] | None:
-        """Return the shape of a tensor with tuning sizes in place of dynamic ones.
+        """Return the shape of a tensor with tuning sizes in place of dynamic sizes.
 
-        None if `sizes_of` has none, and where sizes depend on data.
+        None if the rank is unknown or a size depends on data.
         """
         sizes = sizes_of(expr)
         try:
@@ -197,21 +197,21 @@ class TuningSizes:
 
 
 def same_size(size: IrSize, other: IrSize) -> bool:
-    """Return whether two sizes are the same whatever the dimensions are."""
+    """Return whether two sizes are equal for all values of the dimensions."""
     if not is_dynamic(size) and not is_dynamic(other):
         return int(size) == int(other)
     return bool(tvm.sym.Analyzer().can_prove_equal(size, other))
 
 
 def same_sizes(sizes: Sequence[IrSize], others: Sequence[IrSize]) -> bool:
-    """Return whether two shapes are the same whatever the dimensions are."""
+    """Return whether two shapes are equal for all values of the dimensions."""
     return len(sizes) == len(others) and all(map(same_size, sizes, others))
 
 
 def same_in_ranges(
     sizes: Sequence[IrSize], others: Sequence[IrSize], dimensions: Iterable[Dimension]
 ) -> bool:
-    """Return whether two shapes are the same at all sizes that dimensions have."""
+    """Return whether two shapes are equal for all values in the ranges of the dimensions."""
     analyzer, _ = make_analyzer((*sizes, *others), dimensions)
     pairs = zip(sizes, others, strict=False)
     return len(sizes) == len(others) and all(
@@ -220,7 +220,7 @@ def same_in_ranges(
 
 
 def make_analyzer(sizes: Iterable[IrSize], dimensions: Iterable[Dimension]) -> tuple[Any, bool]:
-    """Return an analyzer that knows the dimensions in sizes, and whether these have no other variables."""
+    """Return an analyzer with the ranges of dimensions, and whether `sizes` have no other variables."""
     analyzer, named = tvm.sym.Analyzer(), {entry.name: entry for entry in dimensions}
     symbols = dict.fromkeys(var for size in sizes for var in list_symbols(size))
     for var in symbols:
@@ -230,7 +230,7 @@ def make_analyzer(sizes: Iterable[IrSize], dimensions: Iterable[Dimension]) -> t
 
 
 def limit_to_dimension(analyzer: Any, var: Any, dimension: Dimension) -> None:
-    """Let an analyzer know a variable as a multiple of a number, in the range of its dimension."""
+    """Tell an analyzer that a variable has the range of a dimension, and is a multiple of its step."""
     step, dtype = dimension.multiple_of, str(var.ty)
     count = tirx.Var(f"{var.name}_count", dtype)
     analyzer.bind(count, range_of(dimension.min // step, dimension.max // step, dtype))
@@ -249,7 +249,7 @@ def simplify(size: IrSize) -> IrSize:
 
 
 def max_size(size: IrSize, other: IrSize) -> IrSize:
-    """Return the larger one of two sizes: one of them where it is known which."""
+    """Return the maximum of two sizes: one of them if it is provably larger, else an expression."""
     gap = simplify(size - other)
     if is_dynamic(gap):
         return tirx.max(size, other)
@@ -257,7 +257,7 @@ def max_size(size: IrSize, other: IrSize) -> IrSize:
 
 
 def divide_up(size: IrSize, divisor: int) -> IrSize:
-    """Return a size divided by a number, rounded up."""
+    """Return a size divided by an integer, rounded up."""
     return (size + (divisor - 1)) // divisor
 
 
@@ -289,10 +289,10 @@ def list_size_variables(kernel: tirx.PrimFunc) -> list[Any]:
 def with_kernel_symbols(
     function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
 ) -> tuple[tirx.PrimFunc, list[Any]]:
-    """Return a kernel with its own symbols instead of a model's dimensions, and its size parameters.
+    """Return a kernel with its own symbols in place of a model's dimensions, and its size arguments.
 
-    These are arguments between its inputs and its results: the dimensions that are not the size of a tensor by themselves,
-    and other sizes that it computes with (`used`). The last parameters are its results.
+    A size argument is a dimension that no tensor has as a plain size, or another size that the kernel computes with
+    (`used`). Their parameters are between the inputs and the results, which are the last `results` parameters.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
     symbols = [symbol for size in sizes for symbol in list_symbols(size)]
@@ -309,7 +309,7 @@ def with_kernel_symbols(
 
 
 def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a lowered module whose kernels with dynamic shapes have numbers for them in attributes."""
+    """Return a lowered module whose kernels with dynamic shapes have their tuning sizes in attributes."""
     main = mod["main"]
     dimensions = read_dimensions(main)
     if not dimensions:
@@ -345,7 +345,7 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         pairs += zip(rest, sizes[0].values if sizes else (), strict=False)
         found: dict[str, list[int]] = {}
         for variable, size in pairs:
-            # sizes that data decide have no number
+            # data-dependent sizes have no tuning size
             with contextlib.suppress(ValueError):
                 if isinstance(variable, tvm.ir.Var):
                     name = str(variable.name)
@@ -353,7 +353,7 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                     found[name] = [point.size(size) for point in points]
         numbers.setdefault(kernel, []).append(found)
 
-    # also of branches, whose variables have the names of dimensions
+    # includes the functions of branches, whose variables are named like the dimensions
     for _, function in mod.functions_items():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
@@ -362,7 +362,7 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         decided: dict[str, int] = {}
         for name, values in (item for call in calls for item in call.items()):
             decided[name] = max(decided.get(name, 1), values[0])
-        # all of one call, so that they fit each other
+        # the sizes of a single call, so that they are consistent
         largest = max(calls, key=lambda call: math.prod(values[0] for values in call.values()))
         if decided:
             tuned = {name: values[1:] for name, values in largest.items()}
@@ -381,7 +381,7 @@ def with_size_numbers(
 
 
 def _choose_indivisible(dimension: Dimension) -> int:
-    """Return a prime number, times `multiple_of`, below the tuning size: no tile divides it."""
+    """Return a prime times `multiple_of` below the tuning size, so that no tile divides it."""
     step = dimension.multiple_of
     for factor in range(choose_tuning_size(dimension) // step - 1, dimension.min // step, -1):
         if is_prime(factor):
@@ -390,7 +390,7 @@ def _choose_indivisible(dimension: Dimension) -> int:
 
 
 def _make_multiple_finder(dimensions: Iterable[Dimension]) -> Callable[[IrSize], int]:
-    """Return a function that returns the largest known number that a size is always a multiple of."""
+    """Return a function from a size to its largest known constant divisor."""
     analyzer = tvm.sym.Analyzer()
     steps = {entry.name: entry.multiple_of for entry in dimensions}
     seen = set[Any]()

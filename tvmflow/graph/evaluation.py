@@ -1,4 +1,4 @@
-"""Evaluation of constants and weights by numpy, which is faster than compiling kernels for it."""
+"""Evaluation of constants and weights by numpy, which is faster than compiling kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm import relax
 from tvmflow.graph import ir
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
-# A larger constant is not stored, but stays a broadcast, if it is larger than its operands.
+# A result with more elements is not folded if it is larger than its operands: it stays, for instance, a broadcast.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 
@@ -23,7 +23,7 @@ def evaluate_constants(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> list[_Array] | None:
-    """Evaluate the fields of a function of a tuple of weights; None if an operator has no rule."""
+    """Evaluate all results of a function of a tuple of weights; None if an operator has no rule."""
     fields = evaluate_fields(function, weights, range(len(weights)))
     return None if fields is None else list(fields.values())
 
@@ -31,15 +31,15 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
 def evaluate_fields(
     function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
 ) -> dict[int, _Array] | None:
-    """Evaluate the results that depend on the weights with these indices; all results if all changed.
+    """Evaluate the results that depend on the weights with the indices `changed`.
 
-    Return the fields of the result by index; None if the function calls an operator without a rule.
+    If all weights changed, all results are evaluated. Return the results by index; None if an operator has no rule.
     """
     (parameter,) = function.params
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     result = _find_result(function, bindings)
     if result.same_as(parameter):
-        # TVM's form of a function that computes nothing
+        # TVM returns the parameter itself if there is nothing to compute
         return {position: np.asarray(weights[position], order="C") for position in changed}
     reads = [_list_read(binding.value) for binding in bindings]
     if not isinstance(result, relax.Tuple):
@@ -67,7 +67,7 @@ def evaluate_fields(
         if (value := _evaluate(binding.value, values)) is None:
             return None
         values[binding.var] = value
-        # the values of a large model do not fit into memory all at once
+        # values are freed after their last use: those of a large model do not fit into memory together
         for var in reads[step]:
             if last_uses[var] == step:
                 values.pop(var, None)
@@ -78,20 +78,20 @@ def evaluate_fields(
 
 
 def _find_result(function: relax.Function, bindings: Sequence[Any]) -> Any:
-    """Return what a function returns, and not the variable that is bound to it last."""
+    """Return the result of a function; if that is the last bound variable, the value bound to it."""
     result = function.body.body
     return bindings[-1].value if bindings and result.same_as(bindings[-1].var) else result
 
 
 def _list_read(expr: Any) -> list[Any]:
-    """Return the variables that an expression reads, but no symbolic sizes in the type of a tuple."""
+    """Return the variables that an expression reads, without symbolic sizes in the type of a tuple."""
     if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Var):
         return [expr.tuple_value]
     return ir.list_variables(expr)
 
 
 def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:
-    """Evaluate a variable or constant that depends only on weights; None if an operator has no rule."""
+    """Evaluate a constant, or a variable that depends only on weights; None if an operator has no rule."""
     values: dict[Any, Any] = dict(weights)
     pending = [expr]
     while pending:
@@ -135,7 +135,7 @@ def _apply_rule(call: Any, arrays: Sequence[Any]) -> _Array | None:
     rule = RULES.get(ir.operator_name(call))
     if rule is None or not all(isinstance(array, np.ndarray) for array in arrays):
         return None
-    # Infinities and NaN are valid results.
+    # Infinities and NaN are valid results, so numpy must not warn of them.
     with np.errstate(all="ignore"):
         result = rule(call, arrays)
     # numpy returns scalars for operations on arrays of rank 0.
@@ -160,7 +160,7 @@ class _ConstantEvaluator(MainRewriter):
 
 
 def _list_tensors(call: Any) -> list[Any]:
-    """Return the arguments of a call that are tensors or tuples of tensors, not shapes, axes or scalars."""
+    """Return the arguments of a call that are tensors or tuples of tensors."""
 
     def is_tensor(kind: Any) -> bool:
         if isinstance(kind, relax.TupleType):
@@ -171,13 +171,13 @@ def _list_tensors(call: Any) -> list[Any]:
 
 
 def _flatten(values: Sequence[Any]) -> list[Any]:
-    """Return the values with lists instead of tuples."""
+    """Return the values with nested lists replaced by their items."""
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
 # ---------------------------------------------------------------- rules that move values
-# Each rule computes the same bits as TVM's operator on a CPU without fused multiply-add: values are moved, or rounded
-# once as IEEE 754 defines. It returns None for a call where that does not hold.
+# Each rule computes the same bits as TVM's operator on a CPU without fused multiply-add: it moves values, or rounds
+# them once as IEEE 754 defines. It returns None for calls for which it cannot guarantee that.
 
 _Array = np.ndarray[Any, Any]
 _Rule = Callable[[Any, Sequence[_Array]], _Array | None]
@@ -224,10 +224,10 @@ def read_slice(call: Any, array: _Array) -> _Array | None:
 
 
 def read_split(call: Any, array: _Array, index: int) -> _Array:
-    """Return a part of an array that is divided as `split` does."""
+    """Return one part of an array, divided as by a call of `split`."""
     sections, axis = call.attrs.indices_or_sections, int(call.attrs.axis)
     if isinstance(sections, int | tvm.tirx.IntImm):
-        # as TVM: the last section may be shorter
+        # as in TVM, the last section may be shorter
         size = -(-array.shape[axis] // int(sections))
         sections = range(size, array.shape[axis], size)
     return np.asarray(np.split(array, list(map(int, sections)), axis)[index])
@@ -236,7 +236,7 @@ def read_split(call: Any, array: _Array, index: int) -> _Array:
 def list_positions(
     read: Callable[[_Array], _Array | None], shape: Sequence[int], axis: int
 ) -> _Array | None:
-    """Return the positions along an axis that a function of a tensor of a shape selects; None for none."""
+    """Return the positions along an axis that `read` selects from a tensor of a shape; None if it fails."""
     line = np.arange(shape[axis]).reshape([-1 if n == axis else 1 for n in range(len(shape))])
     positions = read(np.broadcast_to(line, shape))
     if positions is None or not positions.size:
@@ -257,7 +257,7 @@ def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 def _gather_elements(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, indices = arrays
     axis = int(call.attrs.axis)
-    # numpy needs the same sizes along all other axes, which TVM does not
+    # numpy needs equal sizes along all other axes; TVM does not
     sizes = [list(tensor.shape) for tensor in arrays]
     size, _ = (shape.pop(axis) for shape in sizes)
     is_inside = sizes[0] == sizes[1] and _are_inside(indices, size)
@@ -327,7 +327,7 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _elementwise(function: Callable[..., _Array], dtypes: str = "float32") -> _Rule:
-    """Return the rule of a function of operands of one of some dtypes, the same for all."""
+    """Return the rule of an elementwise function, for operands of one dtype out of `dtypes`."""
 
     def rule(_: Any, arrays: Sequence[_Array]) -> _Array | None:
         (dtype, *others) = {str(array.dtype) for array in arrays}
@@ -337,7 +337,7 @@ def _elementwise(function: Callable[..., _Array], dtypes: str = "float32") -> _R
 
 
 def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
-    """Return a sum of integers, which is the same in any order."""
+    """Return a sum of int32; None for other dtypes, whose sum depends on the order of additions."""
     axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
     if arrays[0].dtype != np.int32 or axes is None:
         return None
@@ -345,7 +345,7 @@ def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
-    """Return a matrix product that is accumulated in the order of TVM's loop, unlike in BLAS libraries."""
+    """Return a float32 matmul, accumulated in the order of TVM's loop and not as BLAS libraries do."""
     left, right = arrays
     if left.dtype != np.float32 or min(left.ndim, right.ndim) < 2 or left.shape[-1] > _MAX_TERMS:
         return None
@@ -357,10 +357,10 @@ def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 _DTYPES: Final = "float16 float32 float64 int8 int16 int32 int64 uint16 uint32".split()
 _INTEGERS: Final = "int8 int16 int32 int64 uint32"
-# Enough for the transforms of Winograd's algorithm, which have 3.
+# The depth limit of matmuls that are evaluated: enough for Winograd transforms, which have 3 terms.
 _MAX_TERMS: Final = 8
 
-# Relax has the names of numpy for these.
+# The Relax operators have the same names as these numpy functions.
 _FLOAT_FUNCTIONS: Final = (np.divide, np.sqrt, np.isnan)
 _BIT_FUNCTIONS: Final = (np.bitwise_and, np.bitwise_or, np.right_shift)
 _EXACT_FUNCTIONS: Final = (np.add, np.subtract, np.multiply, np.negative)
@@ -391,7 +391,7 @@ RULES: Final[Mapping[str, _Rule]] = {
     **{f"relax.{f.__name__}": _elementwise(f, "uint32") for f in _BIT_FUNCTIONS},
     "relax.memory.view": _view,
     "relax.sum": _sum,
-    # TVM computes it like this, rounded twice
+    # like TVM, which rounds twice: the square root and the quotient
     "relax.rsqrt": _elementwise(lambda x: np.float32(1) / np.sqrt(x)),
 }
-"""Operator -> the function that computes a call of it from arrays; None if it has no rule for the call."""
+"""Operator -> its rule, which computes a call from arrays, or returns None for unsupported calls."""

@@ -21,7 +21,7 @@ _MAX_SHOWN: Final = 3
 
 
 class Signature(NamedTuple):
-    """The inputs and outputs of an imported model, in the order of `main`; `tensors` follow the outputs."""
+    """Inputs and outputs of an imported model, in order; `tensors` are results that follow the outputs."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -39,12 +39,12 @@ class Part(NamedTuple):
 def extract_part(
     mod: tvm.IRModule, signature: Signature, earlier: Sequence[str], until: Sequence[str]
 ) -> Part:
-    """Extract the part of a model that computes the tensors `until`, from those of earlier parts.
+    """Extract the part of a model that computes the tensors `until` from tensors of earlier parts.
 
-    Without tensors, it computes the remaining outputs of the model.
+    If `until` is empty, the part computes the remaining outputs of the model.
 
-    Raises: StageError: The model has control flow, the part would recompute tensors of earlier parts,
-    or it computes nothing.
+    Raises:
+        StageError: The model has control flow, or the part would recompute tensors of earlier parts, or compute nothing.
     """
     bindings = ir.list_bindings(mod["main"].body)
     has_only_variables = all(isinstance(binding, relax.VarBinding) for binding in bindings)
@@ -80,7 +80,7 @@ class _Graph:
             self._earlier.setdefault(self._vars[name], name)
 
     def extract(self, names: Sequence[str], mod: tvm.IRModule) -> Part:
-        """Extract the computation of some tensors from the inputs and the tensors of earlier parts."""
+        """Extract the part that computes some tensors from the inputs and the tensors of earlier parts."""
         results = [self._vars[name] for name in names]
         inside = self._find_dependencies(results)
         self._check_not_repeated(inside)
@@ -107,7 +107,7 @@ class _Graph:
         return {self._flow.resolve(var) for value in values for var in ir.list_variables(value)}
 
     def _find_dependencies(self, results: Sequence[Any]) -> set[Any]:
-        """Return the bound variables that some results depend on, up to the tensors of earlier parts."""
+        """Return the bound variables that some results depend on, without tensors of earlier parts."""
         pending, dependencies = list(results), set()
         while pending:
             var = self._flow.resolve(pending.pop())
@@ -117,7 +117,7 @@ class _Graph:
         return dependencies
 
     def _check_not_repeated(self, inside: set[Any]) -> None:
-        """Check that two parts share only tensors that are computed when the library is built."""
+        """Raise StageError if this part recomputes tensors of earlier parts; weights may be recomputed."""
         repeated = {var for var in inside & self._computed if not self._flow.is_weight(var)}
         if not repeated:
             return
@@ -139,7 +139,7 @@ class _Graph:
     def _make_main(
         self, inside: set[Any], inputs: Any, weights: Sequence[Any], results: Sequence[Any]
     ) -> relax.Function:
-        """Return `main` of the part: the bindings inside, with tensors of earlier parts as parameters."""
+        """Return `main` of the part: its bindings, with tensors of earlier parts as parameters."""
         params, bindings = [], []
         for name, var in inputs:
             params.append(relax.Var(name, var.ty) if var in self._earlier else var)

@@ -1,6 +1,6 @@
-"""Tensors that go into an index.
+"""Tensors that indices are computed from.
 
-They decide on the indices, counts and flags that a model returns or selects by.
+Small errors in them change the indices, counts and flags that a model returns or selects by.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from tvm import relax
 
 from tvmflow.graph import ir
 
-# They turn numbers into flags or integers element by element: of interest only where the result is returned, or
-# selects.
+# Elementwise operators from floats to flags or integers. Their operands matter only if the result is returned or
+# selects data.
 _ELEMENTWISE: Final = ir.operators(
     "astype equal not_equal less less_equal greater greater_equal isnan isinf isfinite"
 )
-# They read the order of bytes as well.
+# Operators on the order of elements: int8 operands matter, too.
 _ORDERS: Final = ir.operators("argmax argmin argsort topk")
 _SELECTIONS: Final = ir.operators("take gather_elements gather_nd dynamic_strided_slice")
 
@@ -26,9 +26,9 @@ class FoundIndices(NamedTuple):
     """The indices of a model.
 
     Attributes:
-        inputs: The variables that go into an index, in the order of their computation.
-        outputs: The indices of the outputs that are indices themselves.
-        selects: An index selects data that the model continues with, or returns.
+        inputs: The variables that indices are computed from, in the order of their computation.
+        outputs: The positions of the outputs that are indices.
+        selects: Whether an index selects data that the model uses or returns.
     """
 
     inputs: tuple[Any, ...]
@@ -37,10 +37,10 @@ class FoundIndices(NamedTuple):
 
 
 def find_indices(main: relax.Function) -> FoundIndices:
-    """Return the inputs of indices in an imported `main`.
+    """Return the tensors that indices in an imported `main` are computed from.
 
-    An output that is an index says little of that: of ten scores, only which is the largest. So do
-    outputs that an index selects. Variables that are inputs, weights or outputs themselves are left out.
+    Comparing these tensors shows more than comparing outputs that are indices (of ten scores, only which is the largest)
+    or that an index selects. Variables that are inputs, weights or outputs are left out.
     """
     values = ir.DataFlow(main).values
     order = {binding.var: index for index, binding in enumerate(ir.list_bindings(main.body))}
@@ -57,12 +57,12 @@ def find_indices(main: relax.Function) -> FoundIndices:
 
 
 def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set[Any], set[Any]]:
-    """Return the variables before some outputs that become an index, and those that an index selects."""
+    """Return variables that indices of some outputs are computed from, and those that indices select."""
     into_indices: set[Any] = set()
     selected: set[Any] = set()
 
     def visit(var: Any, value: Any, is_index: bool) -> Iterator[tuple[Any, bool]]:
-        """Note the reads of a value; yield the next expressions, with whether it is part of an index."""
+        """Record what a value reads; yield each operand, and whether it is part of an index."""
         for branch in ir.branches_of(value):
             yield from ((result, is_index) for result in ir.list_variables(branch.body))
         operands = ir.list_variables(value.cond if isinstance(value, relax.If) else value)
@@ -94,9 +94,9 @@ def _list_dtypes(expr: Any) -> list[str]:
 
 
 def _is_index(expr: Any) -> bool:
-    """Return whether a tensor, or one of a tuple, is of integers or flags.
+    """Return whether a tensor, or a field of a tuple, is boolean or of integers wider than 8 bits.
 
-    Bytes are quantized numbers.
+    8-bit integers are quantized values, not indices.
     """
     return any(dtype == "bool" or _is_wide_integer(dtype) for dtype in _list_dtypes(expr))
 
@@ -112,9 +112,9 @@ def _is_number(expr: Any, reader: str) -> bool:
 
 
 def find_quantized(main: relax.Function) -> list[Any]:
-    """Return, in order, the variables of an imported `main` that are rounded to 8 bits.
+    """Return, in order, the variables of an imported `main` that are float data rounded to 8 bits.
 
-    The numbers are computed.
+    Quantized weights are left out.
     """
     flow = ir.DataFlow(main)
     return [
@@ -131,9 +131,10 @@ def find_quantized(main: relax.Function) -> list[Any]:
 def find_nodes_of(
     main: relax.Function, variables: Sequence[Any], nodes: Sequence[str]
 ) -> dict[Any, str]:
-    """Return the node of the user's model that computes each of some variables of an imported `main`.
+    """Return, for variables of an imported `main`, the nodes of the user's model that compute them.
 
-    Bindings that an importer puts before a node have its name: then it is the node before it.
+    Bindings that an importer adds in front of a node have the node's name. For these, the node that computes their
+    operand is returned.
     """
     values = ir.DataFlow(main).values
     names = {

@@ -1,4 +1,4 @@
-"""Analysis of the Relax of a model: calls, shapes, and the values that depend only on weights."""
+"""Analysis of a model in Relax: calls, shapes, and the values that depend only on weights."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from tvmflow.graph.dynamic_shapes import is_dynamic, sizes_of
 def load_json(text: str) -> Any:
     """Load the output of `tvm.ir.save_json` of this version of TVM.
 
-    TVM's own `load_json` rewrites the text in Python for those of earlier versions, which takes ten times as long.
+    TVM's own `load_json` takes ten times as long, because it upgrades output of earlier versions in Python.
     """
     return tvm_ffi.serialization.from_json_graph_str(text)
 
 
 def load_module(path: Path) -> tvm.IRModule:
-    """Return the imported model in a file of the stage `import`."""
+    """Return the imported model in a file that the stage `import` wrote."""
     return load_json(path.read_text())
 
 
 def operators(*names: str) -> frozenset[str]:
-    """Return the Relax operators with these names, separated by spaces; `relax.` is prepended."""
+    """Return the full names of Relax operators from strings of names without `relax.`, split at spaces."""
     return frozenset(f"relax.{name}" for words in names for name in words.split())
 
 
 OPAQUE: Final = {"op_pattern": 8}
-"""The attribute of a kernel with which nothing is fused (TVM's kOpaque)."""
+"""The attribute of a kernel that is not fused with anything (TVM's kOpaque)."""
 
 CONVOLUTIONS: Final = {f"relax.nn.conv{rank}d": rank for rank in (1, 2, 3)}
 """Convolutions -> the number of their spatial axes."""
 TRANSPOSED_CONVOLUTIONS: Final = {f"{name}_transpose": n for name, n in CONVOLUTIONS.items()}
-"""The same of transposed convolutions."""
+"""Transposed convolutions -> the number of their spatial axes."""
 
 WEIGHT_RANKS: Final = {
     "relax.matmul": 2,
     **{name: 2 + n for name, n in {**CONVOLUTIONS, **TRANSPOSED_CONVOLUTIONS}.items()},
 }
-"""Products with constant weights that have integer kernels -> the rank of their weights."""
+"""Operators with constant weights that have integer kernels -> the rank of their weights."""
 SELECTIONS: Final = operators("reshape permute_dims squeeze expand_dims flatten nn.max_pool2d")
-"""Operators that only select values: quantized data pass through them."""
+"""Operators that only select or rearrange elements, so that they can be applied to quantized data."""
 
 _IS_SCHEDULED: Final = "tirx.is_scheduled"
 SCHEDULED: Final = {_IS_SCHEDULED: True}
-"""The attribute of a kernel that no rule or search schedules."""
+"""The attribute of a kernel that has a schedule already: no rule or search schedules it."""
 
 WINOGRAD_COLUMNS: Final = ("winograd_data_columns", "winograd_image_columns")
-"""The blocks of Winograd transforms that read constant indices, in kernels that have them."""
+"""The names of the Winograd transform blocks that read constant indices."""
 
 IF_THEN_ELSE: Final = "prim.if_then_else"
 """The operator that computes only one of its branches."""
 
 WEIGHTS_FUNCTION: Final = "main_transform_params"
-"""The function that computes the weights, as TVM's pass LiftTransformParams names it."""
+"""The name that TVM's pass LiftTransformParams gives the function that computes the weights."""
 
 SEVEN_BIT_WEIGHTS: Final = "tvmflow.narrow_weights"
-"""The attribute of a `main` whose int8 weights are from -64 to 64."""
+"""The attribute of a `main` whose int8 weights are all from -64 to 64."""
 LARGEST_SEVEN_BIT: Final = 64
-"""The largest such weight: int16 holds the sum of two of their products with bytes."""
+"""The largest absolute value of such weights: int16 holds the sum of two of their products with uint8."""
 _KEEPING: Final = operators("permute_dims reshape concat")
-"""Operators whose results have the same values as their operands, rearranged."""
+"""Operators that only rearrange the elements of their operands."""
 
 
 def mark_seven_bit_weights(
     mod: tvm.IRModule, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> tvm.IRModule:
-    """Return a model with the attribute `SEVEN_BIT_WEIGHTS` if it is true of its weights, else without it."""
+    """Return a model with the attribute `SEVEN_BIT_WEIGHTS` set or removed according to its weights."""
     main = mod["main"]
     has_seven_bits = _has_seven_bit_weights(main, weights)
     if has_seven_bits == (SEVEN_BIT_WEIGHTS in dict(main.attrs or {})):
@@ -94,7 +94,7 @@ def mark_seven_bit_weights(
 def _has_seven_bit_weights(
     main: relax.Function, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> bool:
-    """Return whether there are matrices of int8, and all are given, and from -64 to 64."""
+    """Return whether the model has int8 matrices, and all of them are given weights from -64 to 64."""
     given = [array for array in weights.values() if array.dtype == np.int8 and array.ndim > 1]
     if not given or not all(map(_has_seven_bits, given)):
         return False
@@ -122,20 +122,20 @@ def _is_matrix_of_bytes(expr: Any) -> bool:
 
 
 class DataFlow:
-    """The definitions and uses of a function's variables, also in branches.
+    """The definitions and uses of a function's variables, including those in branches.
 
-    It knows which of them depend only on weights.
+    It knows which variables depend only on weights.
     """
 
     def __init__(self, function: relax.Function) -> None:
-        # By hash, which is the object: to compare variables, most of all those of dynamic shape, takes longer than
-        # all else here. The function keeps them.
+        # Keyed by hash, which identifies the object: comparing variables, above all those with dynamic shapes, would
+        # take longer than everything else here. The function keeps the variables alive.
         self._function = function
         self._weights = set(map(hash, list_weights(function)))
         self.values: dict[Any, Any] = {}
         self._uses: Counter[int] = Counter()
         self._readers: dict[int, list[Any]] = {}
-        # In the order of the bindings: recursion through a deep model would exceed Python's stack.
+        # A loop over the bindings, because recursion through a deep model would exceed Python's stack.
         for binding in list_bindings(function.body):
             value = binding.value
             used = [
@@ -172,15 +172,15 @@ class DataFlow:
         return resolve_alias(expr, self.values.get)
 
     def find_call(self, var: Any, *names: str) -> Any:
-        """Return the call of one of some operators that a variable is bound to; None for others."""
+        """Return the call that a variable is bound to, if it is of one of these operators; else None."""
         return as_call(self.values.get(var), *names)
 
     def find_call_used_once(self, var: Any, *names: str) -> Any:
-        """Return the same of a variable that is used once."""
+        """Return the call as `find_call` does, if the variable is used exactly once; else None."""
         return as_call(self.value_if_used_once(var), *names)
 
     def value_if_used_once(self, var: Any) -> Any:
-        """Return the value of a variable that is used once; None for others."""
+        """Return the value of a variable that is used exactly once; None for others."""
         return self.value_if_used(var, 1)
 
     def value_if_used(self, var: Any, times: int) -> Any:
@@ -193,9 +193,9 @@ class DataFlow:
 
 
 def list_bindings(sequence: relax.SeqExpr) -> list[Any]:
-    """Return the bindings of a sequence in their order, with those in the branches of an If before it."""
+    """Return the bindings of a sequence in order; the bindings in an If's branches precede the If."""
     bindings: list[Any] = []
-    # a slice is a list, and is read four times as fast as TVM iterates
+    # slicing makes a Python list, which is four times as fast as TVM's iterator
     for block in sequence.blocks[:]:
         for binding in block.bindings[:]:
             for branch in branches_of(binding.value):
@@ -221,7 +221,7 @@ def _list_bodies(sequence: relax.SeqExpr) -> list[Any]:
 
 
 def list_weights(function: relax.Function) -> list[Any]:
-    """Return the parameters of a model's `main` that are weights: they follow the inputs."""
+    """Return the weights among the parameters of a model's `main`; they follow the inputs."""
     return list(function.params[int(function.attrs["num_input"]) :])
 
 
@@ -286,7 +286,7 @@ def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tv
 def rewrite_kernels(
     mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:
-    """Return a module with other bodies of kernels; the same module where none differs."""
+    """Return a module with rewritten kernels; the same module if no kernel's body changed."""
     changed = {
         var: kernel
         for var, function in mod.functions_items()
@@ -338,7 +338,7 @@ def is_float32(expr: Any) -> bool:
 
 
 def is_depthwise(call: Any) -> bool:
-    """Return whether a convolution has one input and one output channel a group, and fixed channels."""
+    """Return whether each group of a convolution has one input and one output channel, all fixed."""
     channels = {shape[1] for expr in (call, call.args[0]) if (shape := sizes_of(expr))}
     return channels == {int(call.attrs.groups)}
 
@@ -352,7 +352,7 @@ def convolution_kind(call: Any) -> str:
 
 
 def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IRModule:
-    """Return a module whose `main` has other names of parameters; the same module where none differs."""
+    """Return a module with the parameters of `main` renamed; the same module if no name changed."""
     main = mod["main"]
     values = {
         var: relax.Var(rename(str(var.name)), var.ty)
@@ -370,17 +370,17 @@ def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IR
 
 
 def is_size(param: Any) -> bool:
-    """Return whether a parameter of a kernel is a size, and no tensor."""
+    """Return whether a parameter of a kernel is a size, not a tensor."""
     return isinstance(param.ty, tvm.ir.PrimType)
 
 
 def is_view(function: tirx.PrimFunc) -> bool:
-    """Return whether a kernel only copies its one input to its output, so that both can be one tensor.
+    """Return whether a kernel only copies its single input to its output, so that both can share memory.
 
-    TVM's analysis fails for some kernels with dynamic shapes (apache-tvm 0.27): these do not count as views.
+    False if TVM's analysis fails, as for some kernels with dynamic shapes (apache-tvm 0.27).
     """
     tensors = [param for param in function.params if not is_size(param)]
-    # a copy of the first elements, as of blocks without their padding, has the pattern of a reshape, too
+    # a copy of only the first elements, which removes the padding of blocks, also matches the pattern of a reshape
     if len(tensors) != 2 or not _have_same_length(*(param.ty.shape for param in tensors)):
         return False
     try:
@@ -390,7 +390,7 @@ def is_view(function: tirx.PrimFunc) -> bool:
 
 
 def _have_same_length(first: Any, second: Any) -> bool:
-    """Return whether two shapes have the same number of elements, whatever their dynamic shapes are."""
+    """Return whether two shapes have equally many elements for all values of their dynamic dimensions."""
     if not any(map(is_dynamic, (*first, *second))):
         return prod(map(int, first)) == prod(map(int, second))
     lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]
@@ -412,14 +412,14 @@ def replace_variables(tree: Any, values: Mapping[Any, Any]) -> Any:
 def rewrite_nodes(
     function: tirx.PrimFunc, kind: type | tuple[type, ...], rewrite: Callable[[Any], Any]
 ) -> tirx.PrimFunc:
-    """Return a kernel with the nodes of a kind, or of several, rewritten, innermost nodes first."""
+    """Return a kernel with all nodes of one or several kinds rewritten, innermost nodes first."""
     return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
 
 
 def kernel_pass(
     transform: Callable[[tirx.PrimFunc], tirx.PrimFunc],
 ) -> Callable[[], tvm.transform.Pass]:
-    """Return the decorator that makes a TVM pass of a function on kernels."""
+    """Turn a function from kernel to kernel into a function that makes a TVM pass (decorator)."""
 
     def apply(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         return transform(function)
@@ -431,7 +431,7 @@ def kernel_pass(
 def node_pass(
     kind: type, applies_to: Callable[[tirx.PrimFunc], bool] = lambda _: True
 ) -> Callable[[Callable[[Any], Any]], Callable[[], tvm.transform.Pass]]:
-    """Return a decorator that makes passes, as `kernel_pass`, of functions that rewrite nodes of a kind."""
+    """Return a decorator like `kernel_pass` for functions that rewrite the nodes of a kind."""
 
     def decorate(rewrite: Callable[[Any], Any]) -> Callable[[], tvm.transform.Pass]:
         def transform(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -472,7 +472,7 @@ def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]
 
 
 def simplify_indices(tree: Any) -> Any:
-    """Return a statement of TIR whose loads and stores have simple indices."""
+    """Return a statement of TIR in which the indices of loads and stores are simplified."""
     simplify = tvm.sym.Analyzer().simplify
     return rewrite_indices(tree, lambda _, indices: list(map(simplify, indices)))
 
@@ -510,9 +510,9 @@ def is_zero(expr: Any) -> bool:
 
 
 def has_default_layouts(call: Any, kernel: str = "OI") -> bool:
-    """Return whether a convolution has the frontends' layouts.
+    """Return whether a convolution has the layouts that frontends use.
 
-    These are NCDHW or its short forms, and a kernel whose first axes are `kernel`.
+    Data are NCDHW, NCHW or NCW; the layout of the weights starts with `kernel`.
     """
     attrs = call.attrs
     axes = "DHW"[-len(attrs.strides) :]

@@ -1,4 +1,4 @@
-"""The IR of a model after each pass, as files for people."""
+"""The IR of a model after each pass, as readable files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class IRDump:
         self._count = 0
 
     def write(self, name: str, mod: tvm.IRModule, seconds: float) -> None:
-        """Write the module that a pass returned, and the seconds that it took.
+        """Write the module that a pass returned, and the seconds that the pass took.
 
         Raises: StoreError: when the disk is full or not writable.
         """

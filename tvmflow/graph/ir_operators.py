@@ -1,7 +1,7 @@
-"""Operators that Relax lacks: frontends emit calls of them, and passes lower these for the target.
+"""Operators that Relax lacks: frontends emit calls of them, and passes lower the calls for the target.
 
-The attributes of a call are the fields of the operator's class. TVM can load a stored model that
-calls them only after this module has registered them.
+The attributes of a call are the fields of the operator's class. TVM can load a stored model that calls these operators
+only after this module has registered them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """The number of gates of each kind of recurrent layer."""
 
 STATE_STEPS: Final = 127
-"""The steps of a rounded state of a recurrent layer between 0 and 1."""
+"""The quantization steps between 0 and 1 of a recurrent layer's rounded state."""
 
 SELECTED_COLUMNS: Final = 3
 """The columns of a row that `NonMaxSuppression` selects: image, class and box."""
 
 NOTHING: Final = relax.Tuple([])
-"""Stands for an operand that a call lacks."""
+"""Stands for an omitted optional operand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ModelOperator:
 
     @classmethod
     def read(cls, call: relax.Call) -> Self:
-        """Return the operator that a call has."""
+        """Return the operator with the attributes of a call."""
         return cls(
             **{field.name: _plain(call.attrs[field.name]) for field in dataclasses.fields(cls)}
         )
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 class Activation(NamedTuple):
-    """An activation function of a recurrent layer: its name in ONNX, in lower case, and parameters."""
+    """An activation function of a recurrent layer: its ONNX name in lower case, and its parameters."""
 
     name: str
     alpha: float = 0.0
@@ -83,18 +83,19 @@ ACTIVATION_DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
     "tanh": (),
     "thresholdedrelu": (0.0,),
 }
-"""The parameters of each function where a model does not give them; as many as it has. They are ONNX Runtime's."""
+"""Activation function -> its default parameters, as in ONNX Runtime, one for each that it takes."""
 
 
 class RecurrentOperands(NamedTuple):
-    """The operands of a recurrent layer, as ONNX has them; `NOTHING` for missing ones.
+    """The operands of a recurrent layer, as in ONNX; `NOTHING` for missing operands.
 
-    Without weights, `x` is their product with the inputs: (…, directions · gates · units). The recurrent weights
-    may be a matrix (directions · gates · units, units).
+    If `weights` is missing, `x` is the inputs already multiplied by them: (…, directions · gates · units). The recurrent
+    weights may be a matrix (directions · gates · units, units).
 
     Attributes:
-        rounding: No operand of ONNX: the parts of the state that products with the recurrent weights read unrounded,
-            and limited to those from -1 to 1 and rounded to `STATE_STEPS`: (2,). Without it they read it unrounded.
+        rounding: Not in ONNX, of shape (2,): the matmul with the recurrent weights reads the first value times the
+            state, plus the second value times the state clipped to -1 to 1 and rounded to `STATE_STEPS`. If it is
+            missing, the matmul reads the state itself.
     """
 
     x: Any
@@ -112,18 +113,18 @@ class RecurrentOperands(NamedTuple):
 class Recurrent(ModelOperator):
     """A recurrent layer, in the terms of ONNX's operators.
 
-    Its operands are `RecurrentOperands`; its results all hidden states, the last ones, and of an LSTM
-    the last cell states.
+    Its operands are `RecurrentOperands`. Its results are all hidden states, the last hidden states, and for an LSTM the
+    last cell states.
 
     Attributes:
         kind: The operator.
         is_reversed: For each direction, whether it begins at the end of a sequence.
-        activations: For each direction, the functions f, g and h of ONNX's equations, as many as the layer has.
+        activations: For each direction, those of the functions f, g and h in ONNX's equations that the layer has.
         clip: The largest absolute value of a gate before its activation; None without limit.
         has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
-        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not
-            the state.
-        is_batch_first: True if operands and results have the sequences before the steps and the directions.
+        resets_product: True if a GRU's reset gate multiplies the matmul of the state and the recurrent weights
+            (`linear_before_reset`), False if it multiplies the state.
+        is_batch_first: True if the batch axis of operands and results precedes the axes of steps and directions.
     """
 
     NAME = "tvmflow.recurrent"
@@ -169,13 +170,13 @@ class Recurrent(ModelOperator):
 class NonMaxSuppression(ModelOperator):
     """Non-maximum suppression class by class, as in ONNX.
 
-    Its operands are boxes (n, boxes, 4) and scores (n, classes, boxes), and, each as a tensor of one number,
-    the most boxes of a class, the overlap above which a box is left out, and the least score. Its results
-    are the rows that are selected, those after them 0, and the number of selected rows.
+    Its operands are boxes (n, boxes, 4), scores (n, classes, boxes), and three tensors of one element: the most boxes of
+    a class, the overlap above which a box is left out, and the least score. Its results are the selected rows, followed
+    by rows of 0, and the number of selected rows.
 
     Attributes:
         rows: The most boxes that are selected in all.
-        is_centered: Whether a box is a center, a width and a height; two corners otherwise.
+        is_centered: Whether a box is a center, a width and a height; otherwise it is two corners.
         takes_all_scores: Whether there is no threshold for scores.
     """
 
@@ -196,7 +197,7 @@ class MultiboxDetection(ModelOperator):
 
     Its operands are candidates (n, rows, 6) of class, score, left, top, right, bottom; their order by
     score (n, rows); the order in which MXNet first writes them (n, rows); and the number of valid
-    candidates (n,). Its result are rows like the candidates.
+    candidates (n,). Its result has rows like the candidates.
 
     Attributes:
         top: The number of candidates that are compared; 0 for all.
@@ -218,14 +219,14 @@ class MultiboxDetection(ModelOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class BoxNms(ModelOperator):
-    """The selection of MXNet's `box_nms`: the rows that are kept, by falling score, then rows of -1.
+    """The selection of MXNet's `box_nms`: the kept rows by descending score, followed by rows of -1.
 
     Its operands are boxes (n, rows, width); their order by score (n, rows); and the number of valid boxes (n,).
 
     Attributes:
         top: The number of candidates that are compared.
         first: The column of the first of a box's four coordinates.
-        class_column: The column of the class; -1 to compare boxes of all classes.
+        class_column: The column of the class; -1 to compare boxes across classes.
         threshold: The overlap above which the box with the lower score is removed.
         is_centered: Whether boxes are given as x, y, width, height instead of as corners.
     """
@@ -244,16 +245,16 @@ class BoxNms(ModelOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockQuantizedWeights(ModelOperator):
-    """Weights (rows, depth) as float32, of integers of 4 or 8 bits: scale · (integer − zero point).
+    """Block-quantized weights, dequantized to float32 (rows, depth): scale · (integer − zero point).
 
-    Groups of integers of a row share a scale. Its operands are `BlockQuantizedOperands`.
+    Each row consists of groups of integers that share a scale. Its operands are `BlockQuantizedOperands`.
 
     Attributes:
         bits: The bits of an integer, 4 or 8.
-        group: The integers of a group.
+        group: The integers in a group.
         depth: The length of a row; the last group may extend beyond it.
-        zero: The zero point of all integers, where groups have none of their own.
-        rounds_data: Whether products with the weights may round the data to int8, a group at a time.
+        zero: The zero point of all integers, if groups have no zero points of their own.
+        rounds_data: Whether matmuls with the weights may round the data to int8, group by group.
     """
 
     NAME = "tvmflow.grouped_weights"
@@ -266,7 +267,7 @@ class BlockQuantizedWeights(ModelOperator):
 
     @property
     def groups(self) -> int:
-        """The groups of a row."""
+        """The number of groups in a row."""
         return -(-self.depth // self.group)
 
     def _result_type(self, operands: Sequence[Any]) -> Any:
@@ -277,10 +278,10 @@ class BlockQuantizedOperands(NamedTuple):
     """The operands of block-quantized weights.
 
     Attributes:
-        packed: The integers, not negative, as uint8 (rows, groups, bytes of a group); of 4 bits, the first
-            of two is in the lower half of a byte.
-        scales: The scales, as many as rows times groups: float32, float16, or the bits of bfloat16 as uint16.
-        zeros: The zero points (rows, groups), uint8 or float32; `NOTHING` if all are one.
+        packed: The unsigned integers as uint8 (rows, groups, bytes of a group). Of two 4-bit integers in a byte, the
+            first is in the lower half.
+        scales: One scale for each group of each row: float32, float16, or the bits of bfloat16 as uint16.
+        zeros: The zero points (rows, groups), uint8 or float32; `NOTHING` if all integers have the same zero point.
     """
 
     packed: Any

@@ -1,7 +1,7 @@
-"""Marks of Relax calls: the nodes of the user's model that each one computes.
+"""Marks of Relax calls: the nodes of the user's model that each call computes.
 
-The marks of a call are values in its span, which no structural equality, key or generated code
-depends on. TVM's passes copy spans, or keep the variable that a call is bound to.
+The marks of a call are in its span, because no structural equality, key or generated code depends on spans. TVM's
+passes copy spans, or keep the variable that a call is bound to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_MARKS: Final[Marks] = frozenset()
 def _span_setter() -> Callable[[Any, Any], None]:
     """Return the setter of a call's span.
 
-    A call that is made again would be another object for other passes.
+    It changes the call in place: a copy with another span would be a different object for other passes.
     """
     info: Any = relax.Call.__tvm_ffi_type_info__
     fields: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def _span_setter() -> Callable[[Any, Any], None]:
 
 
 def read_marks(expr: Any) -> Marks:
-    """Return the marks of an expression; none for one that is not a call, or has none."""
+    """Return the marks of a call; empty for an unmarked call or another expression."""
     span = expr.span if isinstance(expr, relax.Call) else None
     if span is None:
         return NO_MARKS
@@ -46,7 +46,7 @@ def read_marks(expr: Any) -> Marks:
 
 
 def write_marks(expr: Any, marks: Iterable[int]) -> None:
-    """Set the marks of a call; other expressions have none."""
+    """Set the marks of a call; do nothing for other expressions, which have no marks."""
     if isinstance(expr, relax.Call):
         text = " ".join(map(str, sorted(marks)))
         span = tvm.ir.Span(tvm.ir.SourceName(text), 0, 0, 0, 0) if text else None
@@ -54,9 +54,9 @@ def write_marks(expr: Any, marks: Iterable[int]) -> None:
 
 
 def mark_new(expr: Any, marks: Marks, lookup: Callable[[Any], Any]) -> None:
-    """Mark a new expression, and all that it is computed from, up to what has marks.
+    """Mark a new expression and the unmarked values that it is computed from.
 
-    `lookup` returns the value of a variable; None for a parameter.
+    The search stops at marked values. `lookup` returns the value of a variable; None for a parameter.
     """
     pending, seen = [expr], set()
     while pending:
@@ -74,7 +74,7 @@ def mark_new(expr: Any, marks: Marks, lookup: Callable[[Any], Any]) -> None:
 
 
 def complete(marks: dict[Any, Marks], bindings: Sequence[Any]) -> None:
-    """Mark each unmarked binding, in order, like its readers, or else like its operands."""
+    """Give each unmarked binding the marks of its readers, or if they have none, of its operands."""
     missing = {var for var, own in marks.items() if not own}
     if not missing:
         return
@@ -88,7 +88,7 @@ def complete(marks: dict[Any, Marks], bindings: Sequence[Any]) -> None:
 
 
 def take_marks(mod: tvm.IRModule) -> list[Marks]:
-    """Return the marks of each binding of `main` in their order, and remove them."""
+    """Return the marks of each binding of `main`, in order, and remove them from the calls."""
     bindings = ir.list_bindings(mod["main"].body)
     marks = {binding.var: read_marks(binding.value) for binding in bindings}
     complete(marks, bindings)
@@ -104,7 +104,7 @@ def mark_bindings(mod: tvm.IRModule) -> None:
 
 
 # ---------------------------------------------------------------- tracking
-# The bindings of the imported `main` that each kernel of its lowered form came from.
+# Finds the bindings of the imported `main` that each kernel of the lowered model came from.
 
 _PRIMITIVE: Final = "Primitive"
 _KERNEL_CALLS: Final = frozenset(
@@ -116,7 +116,7 @@ KernelNodes = dict[str, list[list[int]]]
 
 
 class NodeTracker:
-    """Follows the bindings of an imported model, which get marks, through the passes that lower it."""
+    """Marks the bindings of an imported model, and follows them through the passes that lower it."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         mark_bindings(mod)
@@ -125,7 +125,7 @@ class NodeTracker:
         self.follow(mod)
 
     def follow(self, after: tvm.IRModule) -> None:
-        """Take over a module that a pass has returned, and mark those of its calls that lack it."""
+        """Continue with the module that a pass returned, and mark its unmarked calls."""
         marks = {}
         groups: Mapping[Any, Marks] | None = None
         bindings = list(_list_bindings(after))
@@ -143,7 +143,7 @@ class NodeTracker:
         self._mod, self._marks = after, marks
 
     def list_kernels(self) -> KernelNodes:
-        """Return the bindings that each call of each kernel and library function that the module calls."""
+        """Return, for each kernel and library function, the bindings that each of its calls came from."""
         kernels: KernelNodes = defaultdict(list)
         for binding in _list_bindings(self._mod):
             call = binding.value
@@ -154,9 +154,9 @@ class NodeTracker:
         return {name: kernels[name] for name in sorted(kernels)}
 
     def _match_groups(self, after: tvm.IRModule) -> dict[Any, Marks]:
-        """Return the marks of calls of fused functions, from the calls that have the same operands.
+        """Return the marks of calls of fused functions, matched by operands with the calls before fusion.
 
-        Equal functions are one after fusion, so that their bodies do not distinguish them.
+        Fusion merges equal functions, so that calls cannot be distinguished by the bodies of their functions.
         """
         numbers: dict[Any, int] = {}
         marks: dict[int, Marks] = defaultdict(frozenset)
@@ -169,9 +169,9 @@ class NodeTracker:
         }
 
     def _attach_lost(self, marks: dict[Any, Marks]) -> None:
-        """Add what is no longer computed to the first value that is and that depended on it.
+        """Add marks of values that are no longer computed to the nearest remaining values that use them.
 
-        Folded constants are such.
+        Folded constants, for example, are no longer computed.
         """
         present = NO_MARKS.union(*marks.values())
         lost = NO_MARKS.union(*self._marks.values()) - present
@@ -186,7 +186,7 @@ class NodeTracker:
             marks[var] = own.union(*(inherited[mark] for mark in own if mark in inherited))
 
     def _find_heirs(self, var: Any, present: Marks, readers: Mapping[Any, list[Any]]) -> Marks:
-        """Return the marks of the nearest variables that depend on one and are still computed."""
+        """Return the marks of the nearest variables that depend on `var` and are still computed."""
         level, seen = [var], {var}
         while level:
             nearest = present & NO_MARKS.union(
@@ -201,7 +201,7 @@ class NodeTracker:
 
 
 def _list_functions(mod: tvm.IRModule) -> Iterator[tuple[str, relax.Function]]:
-    """Yield the graph's functions by name: `main` and the functions of branches."""
+    """Yield name and function of the graph's functions: `main` and the functions of branches."""
     for var, function in mod.functions_items():
         is_graph = isinstance(function, relax.Function) and var.name_hint != ir.WEIGHTS_FUNCTION
         if is_graph and _PRIMITIVE not in function.attrs:
@@ -237,7 +237,8 @@ def _fused_function(mod: tvm.IRModule, value: Any) -> relax.Function | None:
 def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[Any, list[int]]]:
     """Yield each variable of the graph with the value numbers of the calls that compute it.
 
-    Fused functions count as their bodies. `numbers` maps (operator, operands' value numbers) to value numbers.
+    A call of a fused function counts as the calls in its body. `numbers` maps (operator, operands' value numbers) to
+    value numbers.
     """
     for name, function in _list_functions(mod):
         numbering = _Numbering(mod, numbers)
@@ -250,11 +251,11 @@ def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[
 
 
 class _Numbering:
-    """Numbers expressions, so that equal ones have equal numbers in a module and in its fused form.
+    """Value numbering: equal expressions get equal numbers, in a module and after fusion.
 
     Attributes:
-        variables: The number of each variable.
-        members: The numbers of all calls since it was set.
+        variables: The value number of each variable.
+        members: The value numbers of the calls since the list was last reset.
     """
 
     def __init__(self, mod: tvm.IRModule, numbers: dict[Any, int]) -> None:
@@ -267,7 +268,7 @@ class _Numbering:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number(self, expr: Any) -> int:
-        """Return the number of an expression."""
+        """Return the value number of an expression."""
         if isinstance(expr, relax.Var):
             return self.variables.get(expr, -1)
         if isinstance(expr, relax.Tuple):

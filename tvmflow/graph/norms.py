@@ -1,4 +1,4 @@
-"""Batch norms, scales and shifts, folded into the weights of the convolution before them."""
+"""Folding of batch norms, scales and shifts into the weights of the convolution before them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"
 _NORM: Final = "relax.nn.batch_norm"
 
-# A norm behind a bias is a sum, a product and a sum: the product moves first, then the sums are merged.
+# A norm after a bias is an addition, a multiplication and an addition: the first round moves the multiplication to the
+# weights, the second merges the additions.
 _ROUNDS: Final = 2
 
 
 def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make batch norms products and sums, and fold these into convolutions that nothing else reads."""
+    """Turn batch norms into scales and shifts, and fold these into convolutions without other readers."""
     operators = ir.list_operators(mod)
     if _NORM in operators:
         mod = rewrite_main(mod, _NormSimplifier)
@@ -41,7 +42,7 @@ class _NormSimplifier(MainRewriter):
             return super().visit_tuple_getitem_(item)
         data, *weights = (self.visit_expr(argument) for argument in norm.args)
         emit, dtype = self.emit, ir.dtype_of(norm.args[0])
-        # Variances of float16 are as small as the epsilon.
+        # Computed in float32, because float16 variances may be as small as the epsilon.
         wide = "float64" if dtype == "float64" else "float32"
         gamma, beta, mean, variance = (self.cast(weight, wide) for weight in weights)
         epsilon = relax.const(float(norm.attrs.epsilon), wide)
@@ -73,7 +74,7 @@ class _ScaleFolder(MainRewriter):
         return fold(*operands) if operands else None
 
     def _match_channels(self, call: Any) -> tuple[Any, Any] | None:
-        """Return data (n, c, …) and weights with one value for each channel; None for other operands."""
+        """Return the operands data (n, c, …) and weights of one value for each channel; None for others."""
         if call is None:
             return None
         for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
@@ -106,6 +107,6 @@ class _ScaleFolder(MainRewriter):
 
 
 def has_value_for_each_channel(weights: Any, shape: Sequence[Any]) -> bool:
-    """Return whether weights broadcast along all axes of data (n, c, …) but that of the channels."""
+    """Return whether weights have one value for each channel of data (n, c, …)."""
     channels = (*shape[1:2], *(1 for _ in shape[2:]))
     return len(shape) > 2 and ir.shape_of(weights) in ((1, *channels), channels)

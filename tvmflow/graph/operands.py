@@ -1,4 +1,4 @@
-"""Operands that are indices or integer divisors, and the values that they may have."""
+"""Operands that are indices or integer divisors, and the values that are valid for them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, sizes_of
 
 NODES: Final = "tvmflow.checked_nodes"
-"""The attribute of an imported `main` with the node of each variable that a checked operator computes, as JSON."""
+"""The attribute of an imported `main`: variable that a checked operator computes -> its node, as JSON."""
 
 
 class Bound(NamedTuple):
-    """The values that an operand may have.
+    """The valid values of an operand.
 
-    Attributes: sizes: The size of the axis that an index is of: one for all, or one for each place of the last
-    axis, None if any value is right there. None for a divisor, which is not 0. from_end: Whether a negative
-    index counts from the end. is_length: Whether any value is right where the axis has elements.
+    Attributes:
+        sizes: The sizes of the indexed axes: one size for all indices, or one for each position in the operand's last
+            axis, where None allows any value. None in place of the tuple for a divisor, which must not be 0.
+        from_end: Whether a negative index counts from the end.
+        is_length: Whether any value is valid if the axis is not empty.
     """
 
     sizes: tuple[IrSize | None, ...] | None
@@ -34,7 +36,7 @@ _Bounds = Iterator[tuple[int, Bound]]
 
 
 def list_bounds(value: Any) -> _Bounds:
-    """Yield the operands of a value that need certain values, by index, with the bounds of each."""
+    """Yield index and bound of each checked operand of a value."""
     if (rule := CHECKED_OPERATORS.get(ir.operator_name(value))) is not None:
         yield from rule(value)
 
@@ -66,7 +68,7 @@ def _index_tensor(call: relax.Call) -> _Bounds:
 
 
 def _roi(call: relax.Call) -> _Bounds:
-    """Each region begins with the number of its image."""
+    """Each region begins with the index of its image in the batch."""
     if (sizes := sizes_of(call.args[0])) is not None and sizes_of(call.args[1]) is not None:
         yield 1, Bound((sizes[0], None, None, None, None))
 
@@ -89,16 +91,16 @@ CHECKED_OPERATORS: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
         **dict.fromkeys(("divide", "floor_divide", "mod", "floor_mod"), _divide),
     }.items()
 }
-"""Operators that need certain values -> which operands, and the bounds of each."""
+"""Operators with checked operands -> the function that yields index and bound of each such operand."""
 _KEEP_VALUES: Final = ir.operators(
     "astype reshape expand_dims squeeze permute_dims broadcast_to flatten concat strided_slice",
     "stack shape_to_tensor",
 )
-"""Operators whose results have the values of their operands."""
+"""Operators whose results contain only values of their operands."""
 
 
 def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
-    """Return the inputs of an imported `main` that are indices or integer divisors, with bounds."""
+    """Return the inputs of an imported `main` that are used as indices or integer divisors, with bounds."""
     flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
     found = []
     for binding in ir.list_bindings(main.body):
@@ -132,7 +134,7 @@ def has_computed_operands(mod: tvm.IRModule) -> bool:
 
 
 def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
-    """Return an imported module that knows the nodes, given for each binding, of checked operands."""
+    """Store the nodes of checked operators in the attribute `NODES`; `nodes` has one for each binding."""
     main = mod["main"]
     names = {
         str(binding.var.name): node
@@ -147,7 +149,7 @@ def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
 
 
 def find_sources(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> list[Any]:
-    """Return the inputs that an operand has the values of; none if it has others."""
+    """Return the inputs whose values an operand consists of; empty if it has computed values, too."""
     found: dict[Any, None] = {}
     left, seen = [operand], set()
     while left:
@@ -161,7 +163,7 @@ def find_sources(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> li
             continue
         value: Any = flow.values.get(expr)
         if ir.operator_name(value) == "relax.where":
-            # a negative index counts from the end: the sum has the values of no other tensor
+            # `where(i < 0, i + size, i)` makes negative indices count from the end: `i + size` is not followed
             sums = [ir.as_call(flow.values.get(v, v), "relax.add") for v in value.args[1:]]
             left += [
                 v

@@ -1,4 +1,4 @@
-"""Resizing of images and volumes by tables of source pixels and weights, made at build time."""
+"""Resizing of images and volumes by tables of source pixels and weights, computed at build time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _Array = np.ndarray[Any, Any]
 
 
 class Interpolation(NamedTuple):
-    """How the pixels of a resized image are computed, with the names of ONNX's Resize.
+    """How the pixels of a resized image are computed, in the terms of ONNX's Resize.
 
     Attributes:
         method: `nearest_neighbor`, `linear` or `cubic`.
         coordinates: The coordinate transformation mode.
         rounding: The nearest mode.
-        excludes_outside: Whether cubic weights outside of the image are zero.
+        excludes_outside: Whether cubic weights of pixels outside of the image are zero.
     """
 
     method: str
@@ -33,14 +33,14 @@ class Interpolation(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """The source pixels of an axis: int32 positions and float32 weights (pixels of the result, taps)."""
+    """The taps along an axis: int32 source positions and float32 weights, each (result pixels, taps)."""
 
     positions: _Array
     weights: _Array
 
 
 class _Arithmetic(NamedTuple):
-    """float32 in numpy, or in expressions of TIR: a constant, and functions."""
+    """float32 arithmetic in numpy or in TIR: how to make a constant, and functions."""
 
     constant: Callable[[float], Any]
     floor: Callable[[Any], Any]
@@ -55,7 +55,7 @@ def _half_pixel(of: _Arithmetic, x: Any, _: Any, __: Any, ratio: Any) -> Any:
     return (x + of.constant(0.5)) / ratio - of.constant(0.5)
 
 
-# Coordinates of the result, sizes of source and result, and their ratio -> coordinates in the source.
+# Each function maps result coordinates, the sizes of source and result, and their ratio to source coordinates.
 _COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
     "half_pixel": _half_pixel,
     "pytorch_half_pixel": _half_pixel,
@@ -65,10 +65,10 @@ _COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
     "asymmetric": lambda _, x, __, ___, ratio: x / ratio,
     "tf_half_pixel_for_nn": lambda of, x, _, __, ratio: (x + of.constant(0.5)) / ratio,
 }
-# Of these, a result of one pixel reads the first one.
+# With these modes, a result of one pixel reads the first source pixel.
 _FROM_FIRST: Final = ("align_corners", "pytorch_half_pixel")
 _SYMMETRIC: Final = "half_pixel_symmetric"
-# ONNX's nearest modes, and TVM's `round`, which is only for tables.
+# ONNX's nearest modes, and TVM's `round`, which only `find_taps` supports.
 _ROUNDING: Final[Mapping[str, Callable[[_Arithmetic, Any], Any]]] = {
     "floor": lambda of, x: of.floor(x),
     "ceil": lambda of, x: of.ceil(x),
@@ -79,7 +79,7 @@ _ROUNDING: Final[Mapping[str, Callable[[_Arithmetic, Any], Any]]] = {
 
 
 def is_supported(mode: Interpolation) -> bool:
-    """Return whether `find_taps` computes a mode: not cropping, and not the methods of other frameworks."""
+    """Return whether `find_taps` supports a mode; it lacks cropping and methods of other frameworks."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in _ROUNDING
     return rounds and mode.method in _TAPS and mode.coordinates in (*_COORDINATES, _SYMMETRIC)
 
@@ -92,10 +92,10 @@ def find_taps(
     *,
     antialias: bool = False,
 ) -> Taps:
-    """Return the taps along an axis in a mode that `is_supported`, in float32 as in ONNX Runtime.
+    """Return the taps along an axis in a mode that `is_supported`, computed in float32 as in ONNX Runtime.
 
-    `length` is the source's length times the scale, not an integer where `size` is rounded. With `antialias`, a pixel
-    of a smaller result is the mean of all pixels that it covers.
+    `length` is the length of the source times the scale; `size` is that, rounded to an integer. With `antialias`, a
+    pixel of a smaller result is a weighted mean of all source pixels that it covers.
     """
     length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
@@ -105,7 +105,7 @@ def find_taps(
         positions, weights = _antialiased(x, mode, length / source)
     else:
         positions, weights = _TAPS[mode.method](x, source, mode)
-    # one or two taps are clamped to the image
+    # with one or two taps, positions are clamped to the image instead
     if mode.excludes_outside and weights.shape[1] > 2:
         weights = np.where((positions >= 0) & (positions < source), weights, 0)
         weights = weights / weights.sum(1, keepdims=True)
@@ -116,7 +116,7 @@ def _find_coordinates(x: _Array, source: int, length: float, name: str) -> Any:
     size = len(x)
     if name in _FROM_FIRST and size == 1:
         return x * 0
-    # a length of float64 has all digits of the factor
+    # the division is in float64, so that the scale keeps all digits
     ratio = np.float32(length / source)
     if name == _SYMMETRIC:
         shift = np.float32(source / 2) * (1 - np.float32(size) / np.float32(length))
@@ -149,7 +149,7 @@ def _cubic_weights(distance: _Array, a: float) -> _Array:
 
 
 def _antialiased(x: _Array, mode: Interpolation, scale: float) -> tuple[_Array, _Array]:
-    """Return the taps of a filter that is as much wider as the result is smaller."""
+    """Return the taps of a filter whose width grows by the factor by which the image shrinks."""
     radius = 1 if mode.method == "linear" else 2
     start = math.floor(-radius / scale) + 1
     positions = np.floor(x)[:, None] + np.arange(start, 2 - start)
@@ -168,9 +168,9 @@ _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic
 def compute_taps(
     source: Any, size: Any, mode: Interpolation, scale: float | None = None
 ) -> tuple[Any, Any]:
-    """Return the tables of `find_taps` for dynamic sizes, in a mode that `is_computed`.
+    """Return the tables of `find_taps` as tensor expressions of dynamic sizes; the mode `is_computed`.
 
-    `scale` is the factor that `size` was rounded from; None for the quotient of the sizes.
+    `scale` is the factor that `size` was computed with; None to use the quotient of the sizes.
     """
     source, size = map(_as_int64, (source, size))
     shape = (size, _as_int64(_COMPUTED_TAPS[mode.method]))
@@ -207,12 +207,12 @@ def compute_taps(
 
 
 def _as_int64(size: Any) -> Any:
-    """Return a fixed or a dynamic size as an expression of int64."""
+    """Return a fixed or dynamic size as an int64 expression."""
     return tirx.const(size, "int64") if isinstance(size, int) else size.astype("int64")
 
 
 def is_computed(mode: Interpolation) -> bool:
-    """Return whether `compute_taps` computes a mode."""
+    """Return whether `compute_taps` supports a mode."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in {*_ROUNDING} - {"round"}
     return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COORDINATES
 
@@ -220,7 +220,7 @@ def is_computed(mode: Interpolation) -> bool:
 def resize_image(
     x: Any, height: Any, width: Any, *, mode: Interpolation, scales: Sequence[float | None]
 ) -> Any:
-    """Return float32 images (N, C, H, W) in another, dynamic size; mode and scales as for `compute_taps`."""
+    """Resize float32 images (N, C, H, W) to a dynamic size; mode and scales are those of `compute_taps`."""
     axes = zip(x.shape[2:], (height, width), scales, strict=True)
     tables = [t for source, size, scale in axes for t in compute_taps(source, size, mode, scale)]
     return resize(x, *tables, axes=(2, 3), steps={})
@@ -242,7 +242,7 @@ class Steps(NamedTuple):
 
 
 def find_steps(taps: Taps) -> Steps | None:
-    """Return the steps of pixels along an axis; None if they are uneven, or pixels have several taps."""
+    """Return the steps of a table of taps; None if positions are uneven or pixels have several taps."""
     positions = taps.positions[:, 0]
     if taps.positions.shape[1] > 1:
         return None
@@ -256,9 +256,9 @@ def find_steps(taps: Taps) -> Steps | None:
 
 
 def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]) -> Any:
-    """Return data resized along axes with even `steps`, and along `axes`.
+    """Return data resized along the axes in `steps`, whose pixels are evenly spaced, and along `axes`.
 
-    Each of the latter has a table of positions and one of weights, each (pixels of the result, taps).
+    For each of `axes`, `tables` has positions and weights, both (result pixels, taps).
     """
     shape = list(map(plain, x.shape))
     positions, weights = tables[::2], tables[1::2]
@@ -277,7 +277,7 @@ def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]
             for axis, table, weight, tap in zip(axes, positions, weights, taps, strict=True):
                 source[axis] = table[index[axis], tap].astype("int64")
                 factors.append(weight[index[axis], tap])
-            # A nearest pixel has no weight.
+            # With one tap (nearest neighbor), there is no weight to multiply by.
             weighted = [f for f, count in zip(factors, counts, strict=True) if len(count) > 1]
             values.append(math.prod(weighted, start=1.0) * x(*source) if weighted else x(*source))
         return sum(values[1:], values[0])

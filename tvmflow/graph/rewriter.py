@@ -1,4 +1,4 @@
-"""The base of passes that rewrite `main`, with the small expressions that several of them emit."""
+"""The base class of passes that rewrite `main`, with methods for expressions that several passes emit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tvmflow.graph.dynamic_shapes import (
     with_kernel_symbols,
 )
 
-# Attributes of kernels, by TVM's names: kOutEWiseFusable, to which fusion may append elementwise operators;
-# kElemWise; and kInjective, which moves or repeats elements.
+# Attributes of kernels: TVM's kOutEWiseFusable (fusion may append elementwise operators), kElemWise, and kInjective
+# (moves or repeats elements).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
 ELEMENTWISE: Final = {"op_pattern": 0}
 INJECTIVE: Final = {"op_pattern": 2}
@@ -31,7 +31,7 @@ INJECTIVE: Final = {"op_pattern": 2}
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`.
 
-    `_replace` and `_rewrite` take the calls of `OPERATORS`. `numbers` has tuning sizes in place of dynamic shapes.
+    `_replace` and `_rewrite` get the calls of `OPERATORS`. `numbers` has the tuning sizes for dynamic shapes.
     """
 
     OPERATORS: ClassVar[Collection[str]] = frozenset()
@@ -63,13 +63,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return rewritten if result is None else result
 
     def _replace(self, call: Any) -> Any:
-        """Return the replacement of a call before its arguments are rewritten; None to rewrite these."""
+        """Return a replacement for a call with its original arguments; None to go on with `_rewrite`."""
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        """Return the replacement of a call with rewritten arguments; None for that call."""
+        """Return a replacement for a call with rewritten arguments; None to keep that call."""
 
     def visit_if_(self, op: relax.If) -> Any:
-        """Rewrite both branches; bindings of one are not visible in the other."""
+        """Rewrite both branches; bindings of one branch are not visible in the other."""
         condition = self.visit_expr(op.cond)
         branches = []
         for branch in ir.branches_of(op):
@@ -81,7 +81,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return relax.If(condition, *branches)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Rewrite a binding, and give its marks to the emitted bindings."""
+        """Rewrite a binding, and copy its marks to the emitted bindings."""
         super().visit_var_binding_(binding)
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
@@ -90,11 +90,11 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
             marks.mark_new(self.visit_expr(binding.var), own, self.lookup_binding)
 
     def depends_on_inputs(self, call: relax.Call) -> bool:
-        """Return whether a call of the original `main` is computed when the model runs, not when it is built."""
+        """Return whether a call of the original `main` depends on inputs, so that it is computed at run time."""
         return not all(map(self.flow.is_weight, ir.list_variables(call)))
 
     def new_memo(self) -> dict[Any, Any]:
-        """Return a dictionary for emitted variables; those of a branch are removed after it."""
+        """Return a dictionary for emitted variables; entries made in a branch are dropped at its end."""
         self._memos.append({})
         return self._memos[-1]
 
@@ -123,18 +123,18 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def rearrange(
         self, tensor: Any, shape: Sequence[IrSize], axes: Sequence[int], flipped: Sequence[int] = ()
     ) -> Any:
-        """Emit a tensor in another shape, with some axes of that shape reversed, then all in a new order."""
+        """Emit a tensor reshaped to `shape`, with the axes `flipped` reversed, then permuted to `axes`."""
         tensor = self.reshape(tensor, shape)
         for axis in flipped:
             tensor = self.emit(relax.op.flip(tensor, axis))
         return self.emit(relax.op.permute_dims(tensor, list(axes)))
 
     def pad_to_multiples(self, tensor: Any, multiples: Sequence[int]) -> Any:
-        """Emit a tensor with zeros appended to its first axes up to multiples; itself if none are missing."""
+        """Emit a tensor whose first axes are zero-padded to multiples; the tensor itself if none needs it."""
         shape = known_sizes(tensor)
         widths = [0] * (2 * len(shape))
         for axis, multiple in enumerate(multiples):
-            # a dynamic size is only padded to multiples of 1
+            # dynamic sizes only occur with multiples of 1, and are not padded
             widths[2 * axis + 1] = -shape[axis] % multiple if multiple > 1 else 0
         return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
 
@@ -148,14 +148,14 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return tensor if ir.dtype_of(tensor) == dtype else self.emit(relax.op.astype(tensor, dtype))
 
     def split_terms(self, packed: Any, terms: int) -> Any:
-        """Emit packed weights (…, k, b) as (…, k/t, b, t), for instructions that add `terms` products."""
+        """Emit packed weights (…, k, b) as (…, k/t, b, t), for instructions that add t = `terms` products."""
         *outer, depth, block = ir.known_shape(packed)
         rank = len(outer)
         axes = [*range(rank + 1), rank + 2, rank + 1]
         return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
 
     def round_weights(self, weights: Any) -> Any:
-        """Emit float32 weights as bfloat16, as `bfloat16.from_float32`, by operators that numpy evaluates."""
+        """Emit float32 weights rounded to bfloat16, by operators that `evaluation` can compute."""
         constants = (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
         half, quiet, even, bias = (relax.const(constant, "uint32") for constant in constants)
         op, emit = relax.op, self.emit
@@ -167,7 +167,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.cast(emit(op.right_shift(rounded, half)), bfloat16.DTYPE)
 
     def round_data(self, data: Any) -> Any:
-        """Emit float32 data as bfloat16, once."""
+        """Emit float32 data rounded to bfloat16, once for each tensor."""
         if data not in self._rounded:
             rounded = self.kernel(bfloat16.round_data, "to_bfloat16", data, pattern=None)
             self._rounded[data] = rounded
@@ -180,7 +180,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         *args: Any,
         pattern: Mapping[str, Any] | None = TAKES_EPILOGUE,
     ) -> Any:
-        """Emit a call of a kernel, a tensor expression of some arguments; TVM finds its pattern for None."""
+        """Emit a call of a kernel from a tensor expression; if `pattern` is None, TVM finds the pattern."""
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
 
@@ -192,7 +192,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         shape: Sequence[IrSize],
         dtype: str = "float32",
     ) -> Any:
-        """Emit a call of a function in TIR with one result."""
+        """Emit a call of a TIR function with one result of this shape and dtype."""
         function, sizes = with_kernel_symbols(function)
         variable = self.builder_.add_func(function, name)
         result = relax.TensorType(shape, dtype)
@@ -200,14 +200,14 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
-    """Return a module with `main` rewritten by an instance for the module and options, without dead code."""
+    """Return a module with `main` rewritten by `rewriter(mod, *options)`, without dead code."""
     return rewrite_functions(mod, [mod.get_global_var("main")], rewriter, *options)
 
 
 def rewrite_functions(
     mod: tvm.IRModule, functions: Sequence[Any], rewriter: type[MainRewriter], *options: Any
 ) -> tvm.IRModule:
-    """Return a module with some functions of Relax rewritten in their order, as `rewrite_main` does."""
+    """Return a module with these Relax functions rewritten in order, as `rewrite_main` does."""
     instance = mutator(rewriter)(mod, *options)
     for variable in functions:
         instance.builder_.update_func(variable, instance.visit_expr(mod[variable]))

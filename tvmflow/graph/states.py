@@ -1,4 +1,4 @@
-"""The attributes by which a model says which inputs are states, and a kernel what it does with one."""
+"""Attributes for states: which inputs of a model are states, and what a kernel does with a state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tvm import relax
 _STATES: Final = "tvmflow.states"
 
 ROLE: Final = "tvmflow.state_role"
-"""The attribute of a kernel with its role: one of the following."""
+"""The attribute of a kernel with its role, one of the constants below."""
 ENTER: Final = "enter"
 APPEND: Final = "append"
 EXIT: Final = "exit"
 
 
 class GrowingState(NamedTuple):
-    """The indices of the input and the output of a state, and the axis along which it grows."""
+    """A state: the indices of its input and its output, and the axis along which it grows."""
 
     input: int
     output: int
@@ -31,6 +31,6 @@ def with_states(function: relax.Function, states: Iterable[GrowingState]) -> rel
 
 
 def read_states(function: relax.Function) -> list[GrowingState]:
-    """Return the growing states of `main`; none for a model without them."""
+    """Return the growing states of `main`; empty for a model without any."""
     entries = (function.attrs or {}).get(_STATES, ())
     return [GrowingState(*map(int, entry)) for entry in entries]

@@ -1,4 +1,4 @@
-"""A caller's arrays as libraries read and write them: dense, in C order, in the CPU's memory."""
+"""A caller's arrays in the form that libraries need: dense, in C order, in the CPU's memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT: Final = 64
-"""Kernels rely on tensors that begin at a multiple of this many bytes."""
+"""Kernels need tensors whose address is a multiple of this many bytes."""
 
-# The devices in DLPack whose memory the CPU reaches: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
+# DLPack devices whose memory the CPU can access: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
 _HOST_DEVICES: Final = (1, 3, 11, 13)
-# Below, the library's copy from aligned memory costs less than aligned memory in Python.
+# For smaller arrays, a copy by the library costs less than allocating aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
-# Released buffers that are kept for reuse: one for a result that the caller keeps, one for the next.
+# Released buffers kept for reuse: callers often keep one result while they compute the next one.
 _MAX_SPARE: Final = 2
 
 
@@ -44,24 +44,24 @@ def allocate_aligned(spec: TensorSpec) -> Array:
 
 
 def _place(raw: Array, spec: TensorSpec) -> Array:
-    """Return the aligned array in some bytes, which have `ALIGNMENT` bytes to spare."""
+    """Return an aligned array in a buffer that has `ALIGNMENT` bytes to spare."""
     start = -address_of(raw) % ALIGNMENT
     array: Array = raw[start : start + spec.bytes].view(dtype_of(spec.dtype)).reshape(spec.shape)
     return array
 
 
 class OutputArrays:
-    """Arrays for one output, whose memory is used again when nothing refers to an array anymore.
+    """Arrays for one output, whose memory is reused once nothing refers to an array anymore.
 
-    The system would take the memory of a large array back, and give zeroed pages for the next one,
-    one fault for each of them, which costs more than to fill them. Smaller arrays are not aligned.
+    Otherwise the system would reclaim the memory of a large array and provide zeroed pages for the next one. A page
+    fault for each page costs more than filling the pages. Smaller arrays are not aligned.
     """
 
     def __init__(self) -> None:
         self._spare: list[Array] = []
 
     def maker(self, spec: TensorSpec) -> Callable[[], Array]:
-        """Return a function that returns an array with undefined content."""
+        """Return a function that returns a new array with undefined content."""
         import numpy as np
 
         if spec.bytes < _MIN_ALIGNED_BYTES:
@@ -79,7 +79,7 @@ class OutputArrays:
             raw = np.empty(spec.bytes + ALIGNMENT, np.uint8)
         memory = _place(raw, spec)
         array = np.asarray(_Lease(memory, self._spare, raw))
-        # NumPy's interface knows no bfloat16
+        # NumPy's array interface does not support bfloat16
         return array if array.dtype == memory.dtype else array.view(memory.dtype)
 
 
@@ -97,7 +97,7 @@ class _Lease:
 
 
 def align(array: Array, spec: TensorSpec) -> Array:
-    """Return an array as kernels take it: itself, or a copy if it is not aligned, or read-only."""
+    """Return an array in the form that kernels take: itself, or a copy if unaligned or read-only."""
     import numpy as np
 
     if address_of(array) % ALIGNMENT == 0 and array.flags.writeable:
@@ -108,13 +108,13 @@ def align(array: Array, spec: TensorSpec) -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Return where the elements of an array are."""
+    """Return the address of the first element of an array."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def as_array(value: Any) -> Array | None:
-    """Return a tensor as an array that shares its memory (DLPack, buffer protocol); else None."""
+    """Return an array that shares a tensor's memory (DLPack, buffer protocol); None if impossible."""
     import numpy as np
 
     if isinstance(value, np.ndarray):
@@ -122,28 +122,28 @@ def as_array(value: Any) -> Array | None:
     if hasattr(value, "__dlpack_device__"):
         if value.__dlpack_device__()[0] not in _HOST_DEVICES:
             return None
-        # torch gives no view of a tensor that is part of a graph
+        # torch refuses DLPack for a tensor that requires gradients
         value = value.detach() if getattr(value, "requires_grad", False) else value
     try:
         if hasattr(value, "__dlpack_device__"):
             return np.from_dlpack(value)
         return np.asarray(memoryview(value))
     except (BufferError, RuntimeError, TypeError, ValueError):
-        # also a tensor of a type that NumPy does not have, such as bfloat16
+        # for instance, a tensor of a dtype that NumPy lacks, such as bfloat16
         return None
 
 
 def match_inputs(
     specs: tuple[TensorSpec, ...], feed: Mapping[str, Any], takes: object
 ) -> list[Array]:
-    """Return the arrays of a feed in the order of the inputs; those that are not dense as copies.
+    """Return the arrays of a feed in the order of the inputs; arrays that are not dense are copied.
 
     Raises:
         BundleError: a ValueError that names every input that does not fit.
     """
     import numpy as np
 
-    # the usual case first: a call of a small model takes a few microseconds
+    # a fast path for the usual case: a call of a small model takes only a few microseconds
     dense: list[Any] = [feed.get(spec.name) for spec in specs]
     if len(feed) == len(specs) and all(map(_is_dense, dense, specs)):
         return dense
@@ -156,7 +156,7 @@ def match_inputs(
 
 
 def _is_dense(value: Any, spec: TensorSpec) -> bool:
-    """Return whether a value is an array as kernels read it; dynamic shapes are checked elsewhere."""
+    """Return whether a value is an array that kernels can read; dynamic shapes are checked elsewhere."""
     import numpy as np
 
     return (
@@ -169,7 +169,7 @@ def _is_dense(value: Any, spec: TensorSpec) -> bool:
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of a name, which it would read anew each time."""
+    """Return NumPy's dtype of a name; cached, because NumPy parses the name each time."""
     import numpy as np
 
     return np.dtype(name)
@@ -200,7 +200,7 @@ def match_outputs(
 def _match(
     kind: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, Any]
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return tensors as arrays by name, and a clause for each that is unknown or does not fit."""
+    """Return tensors as arrays by name, and a clause for each tensor that is unknown or does not fit."""
     expected = {spec.name: spec for spec in specs}
     problems = [f"there is no {kind} '{name}'" for name in tensors if name not in expected]
     arrays = {}
@@ -224,14 +224,14 @@ def _match(
 
 Shapes = tuple[tuple[int, ...], ...]
 
-# The shapes whose sizes are kept: a program often comes back to some of them.
+# How many combinations of input shapes are cached: programs often repeat some of them.
 _MAX_KEPT: Final = 64
 _MAX_SIZE: Final = 2**31 - 1
 _MAX_DIMENSIONS: Final = 64
 
 
 class CallTensors(NamedTuple):
-    """The tensors of a call, the sizes of dimensions by name, and functions that make each output's array."""
+    """A call's tensors, the sizes of dimensions by name, and a function for each output's new array."""
 
     sizes: Mapping[str, int]
     inputs: tuple[TensorSpec, ...]
@@ -284,12 +284,12 @@ class DynamicTensors:
 
 
 def read_dynamic_tensors(signature: Mapping[str, Json]) -> DynamicTensors | None:
-    """Return the tensors of a signature with dimensions; None for one of fixed sizes."""
+    """Return the tensors of a signature with dynamic dimensions; None for one of fixed sizes."""
     return DynamicTensors(signature) if signature.get("dimensions") else None
 
 
 def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
-    """Check the dynamic dimensions of a signature, and return the most bytes of tensors of dynamic shape.
+    """Check a signature's dynamic dimensions; return the most bytes that tensors of dynamic shape take.
 
     Raises:
         ValueError: tvmflow does not write such dimensions.
@@ -322,7 +322,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
 
 
 def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) -> int:
-    """Return the bytes of a tensor of dynamic shape, at most."""
+    """Return the most bytes that a tensor of dynamic shape takes."""
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):

@@ -1,7 +1,7 @@
-"""Reading bundles (`.tvmflow` files), which may come from anywhere and be for any machine.
+"""Reading bundles (`.tvmflow` files), which are untrusted and may be for another machine.
 
-Nothing in a bundle is unpacked to a path that it names, nothing is larger than the file itself, and its
-manifest has the size and digest of everything else in it.
+Nothing is unpacked to a path that a bundle names. No entry is larger than the bundle. The manifest has the size and
+digest of every other entry.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ SIGNATURE: Final = "signature.json"
 LIBRARY_NAMES: Final = ("library.so", "library.dylib", "library.dll")
 
 C_RUNTIME: Final = "c"
-"""The runtime that is part of the library, and calls its kernels."""
+"""The C runtime, which is part of the library and calls its kernels."""
 VM: Final = "vm"
-"""TVM's virtual machine as the runtime of a library."""
+"""TVM's virtual machine, which runs the library."""
 
 _CHUNK: Final = 1 << 20
 _MAX_JSON_BYTES: Final = 16 << 20
 
 
 class Bundle(NamedTuple):
-    """The content of a bundle: a library, or the bundles of the model's parts in order, by name.
+    """The content of a bundle: a library, or the bundles of the model's parts by name, in order.
 
     The library is in `library`, or in `library_file` if it was written to a file; `problems` has a sentence for
     each file that differs from the manifest.
@@ -56,7 +56,7 @@ class Bundle(NamedTuple):
 
 
 def runtime_of(manifest: Mapping[str, Json]) -> str:
-    """Return the runtime of the library that a manifest describes, C_RUNTIME or VM; else ValueError."""
+    """Return the runtime in a manifest, C_RUNTIME or VM; ValueError for any other."""
     runtime = manifest.get("runtime")
     if runtime not in (C_RUNTIME, VM):
         raise ValueError(f"the runtime {quote(runtime)} is unknown")
@@ -101,10 +101,10 @@ def read_open_bundle(
 
 @contextlib.contextmanager
 def open_file(path: str | Path, max_bytes: int) -> Iterator[IO[bytes]]:
-    """Open a regular file that is not larger than a limit; BundleError when there is none."""
+    """Open a regular file up to a size limit; BundleError if it is missing, larger or not regular."""
     with contextlib.ExitStack() as opened:
         try:
-            # a pipe would wait for a writer forever
+            # without O_NONBLOCK, opening a named pipe would wait for a writer forever
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             opened.callback(os.close, descriptor)
             status = os.fstat(descriptor)
@@ -126,7 +126,7 @@ def open_file(path: str | Path, max_bytes: int) -> Iterator[IO[bytes]]:
 
 
 def damaged_file_error(path: str | Path, kind: str, reason: object) -> BundleError:
-    """Return the error for a file that should be of a kind and is not."""
+    """Return the error for a file that is not of the expected kind."""
     return BundleError(f"{path} is not {kind}: {reason}", fix="copy or build it again")
 
 
@@ -136,7 +136,7 @@ def damaged_bundle_error(path: str | Path, reason: object) -> BundleError:
 
 
 def _explain(stream: IO[bytes]) -> str:
-    """Return the kind of another delivered file that was taken for a bundle; else an empty string."""
+    """Return a hint if another delivered file was passed as a bundle; else an empty string."""
     with contextlib.suppress(Unreadable, *ZIP_ERRORS):
         stream.seek(0)
         start = stream.read(2)
@@ -158,10 +158,10 @@ class _Unwritable(Exception):
 def read_content(
     stream: IO[bytes], *, with_libraries: bool = True, libraries: Path | None = None
 ) -> Bundle:
-    """Return the content of a bundle, with the differences from its manifest as its problems.
+    """Return the content of a bundle; its `problems` are the differences from its manifest.
 
     Raises:
-        Unreadable: It is not a bundle, or one that was made to do harm.
+        Unreadable: It is not a bundle, or it is malicious.
     """
     try:
         keeps = with_libraries and libraries is None
@@ -175,12 +175,12 @@ def read_content(
 def _read(
     stream: IO[bytes], with_libraries: bool, libraries: Path | None, *, is_part: bool
 ) -> Bundle:
-    """Return the content of a bundle; that of a part has no parts itself."""
+    """Return the content of a bundle; the bundle of a part (`is_part`) must not have parts itself."""
     check_zip_end(stream)
     size = stream.seek(0, os.SEEK_END)
     with zipfile.ZipFile(stream) as archive:
         _check_stored(archive)
-        # entries that overlap would take forever to read
+        # overlapping entries (a zip bomb) would take forever to read
         names = check_entries(archive.infolist(), size)
         contents = {name: _read_document(archive, names, name) for name in (MANIFEST, SIGNATURE)}
         manifest, signature = (_parse_object(name, text) for name, text in contents.items())
@@ -217,12 +217,12 @@ def _check_stored(archive: zipfile.ZipFile) -> None:
         if entry.compress_type != zipfile.ZIP_STORED:
             raise Unreadable(f"its entry {quote(entry.filename)} is compressed, as no bundle's is")
         if entry is archive.infolist()[0] and entry.header_offset:
-            # a truncated bundle ends with the index of a part inside it
+            # a truncated bundle may end with the index of a part, whose first entry is not at offset 0
             raise Unreadable("it is damaged (its end is missing)")
 
 
 def _check_format(number: Json, *, is_part: bool) -> int:
-    """Return which of the two formats a bundle has."""
+    """Return the format of a bundle, one of the two known ones; Unreadable for any other."""
     if type(number) is int and (
         number == LIBRARY_FORMAT or (number == PARTITIONED_FORMAT and not is_part)
     ):
@@ -282,7 +282,7 @@ def _find_wrong_files(
     contents: Mapping[str, bytes],
     copies: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield a sentence for each file that the manifest does not match; copy files to paths in `copies`."""
+    """Yield a sentence for each file that differs from the manifest; copy files to paths in `copies`."""
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):
@@ -326,9 +326,9 @@ def _explain_unwritable() -> Iterator[None]:
         raise _Unwritable(error) from error
 
 
-# ---------------------------------------------------------------- zips from strangers
+# ---------------------------------------------------------------- untrusted zip files
 
-# The end of a zip without a comment: signature, 8 bytes, size and position of its index, length of the comment.
+# The end of a zip: signature, 8 unused bytes, size and offset of the index, length of the comment (here 0).
 _ZIP_END: Final = struct.Struct("<4s8sIIH")
 _ZIP_END_MAGIC: Final = b"PK\5\6"
 _ENCRYPTED: Final = 0x1
@@ -343,20 +343,20 @@ ZIP_ERRORS: Final = (
     LookupError,
     ValueError,
     TypeError,
-    # an encrypted entry, or a compression that Python does not know
+    # for an encrypted entry, or a compression that Python does not support
     RuntimeError,
     ArithmeticError,
 )
-"""The errors of readers of zips that are damaged, or made to do harm."""
+"""The errors that reading damaged or malicious zips may raise."""
 
 
 def check_zip_end(stream: IO[bytes]) -> None:
-    """Check that a stream ends with the index of a zip, and that this is not large.
+    """Check that a stream ends with the index of a zip, and that the index is small.
 
     Python would read an index of any size, and look for it in the middle of a damaged file.
 
     Raises:
-        Unreadable: It does not.
+        Unreadable: The index is missing or too large.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(size - _ZIP_END.size, 0))
@@ -388,7 +388,7 @@ def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[s
 
 
 def check_name(name: str, names: Collection[str]) -> None:
-    """Check the name of an entry; Unreadable when it points outside, or is among the `names` before."""
+    """Raise Unreadable if an entry's name points outside of the zip, or repeats one of `names`."""
     path = PurePosixPath(name)
     is_outside = path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive
     if is_outside or "\\" in name:

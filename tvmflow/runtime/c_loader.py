@@ -1,7 +1,7 @@
-"""Plain C libraries, called through ctypes: nothing of TVM is needed.
+"""Plain C libraries, called through ctypes without TVM.
 
-The interface is that of `targets/c_runtime/library.h`. A context serves one call at a time; calls
-from several Python threads run at once, each in a context of its own, on the same weights.
+Their interface is `targets/c_runtime/library.h`. A context serves one call at a time. Calls from several Python threads
+run concurrently, each in its own context, on the same weights.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ ABI: Final = 1
 """The version of the interface."""
 _ABI_WITHOUT_WEIGHTS: Final = 0x10001
 
-# Codes about the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and those about a device.
+# Error codes about the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and the codes for a device.
 _MACHINE_CODES: Final = (8, 9, 10, 19, 20, 21, 22, 23)
 _NO_MEMORY: Final = 8
-# PoCL is not ready yet when it is started by a second library while the first one starts it.
+# Held while a library starts a driver: PoCL fails if two libraries start it at the same time.
 _driver_lock = threading.Lock()
 LOWER_LEVEL: Final = (
     "build the recipe for this machine (`host`), for a lower CPU level, or for all CPUs of the architecture "
     "in one library (the preset x86-64-any or aarch64-any)"
 )
-"""The remedy if a CPU lacks features of a library."""
+"""The remedy if the CPU lacks features that a library needs."""
 # The first code for a wrong value of an input, and the first for a wrong size.
 _WRONG_VALUE: Final = 1000
 _WRONG_SIZE: Final = 65536
-# The remedy for each code of the header.
+# The remedy for each error code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
     6: "give arrays of their own as `out`",
@@ -70,7 +70,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     26: "call `reset`, or load a state that was saved before",
     27: "give a temperature and a penalty of at least 0, a top_p from 0 to 1, and a top_k from 0 to 1024",
 }
-# The most threads that a library takes; it starts no more of them than its kernels are worth.
+# The most threads that a library accepts; it starts only as many as its kernels can use.
 _MAX_THREADS: Final = 1024
 
 
@@ -98,7 +98,7 @@ class Options(ctypes.Structure):
 
 
 class _OptionsWithWeights(Options):
-    """`NAME_options` of the header of a library without weights, on a system that maps files."""
+    """`NAME_options` of the header of a library without weights, on systems that can map files."""
 
     _fields_ = (
         ("weights_file", ctypes.c_char_p),
@@ -119,7 +119,7 @@ class Tensor(ctypes.Structure):
     )
 
     def spec(self, bounded_axis: int = -1) -> TensorSpec:
-        """Return the tensor as Python describes it; -1 for a fixed shape."""
+        """Return the tensor's spec; `bounded_axis` is -1 for a shape that does not depend on data."""
         shape = tuple(self.shape[index] for index in range(self.rank))
         axis = None if bounded_axis < 0 else bounded_axis
         return TensorSpec(self.name.decode(), shape, self.dtype.decode(), axis)
@@ -171,12 +171,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "run": (_INT, (_CONTEXT, _BUFFERS, _SIZE, _BUFFERS, _SIZE)),
 }
 _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    # of libraries with dimensions, with ISA levels, and with kernels on a device
+    # in libraries with dynamic dimensions, with ISA levels, or with kernels on a device
     "dimensions": (ctypes.POINTER(_Dimension), ()),
     "set_dimension": (_INT, (_CONTEXT, _SIZE, _INT64)),
     "level": (_TEXT, (_CONTEXT,)),
     "device_error": (_TEXT, ()),
-    # of libraries with states
+    # in libraries with states
     "step": _SIGNATURES["run"],
     "reset": (_INT, (_CONTEXT,)),
     "length": (_INT64, (_CONTEXT,)),
@@ -193,7 +193,7 @@ _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "seed": (_INT, (_CONTEXT, ctypes.c_uint64)),
 }
 
-# The contexts of a process have no threads in a child that it forks.
+# Loaded programs, whose contexts a forked child must not use: their threads exist only in the parent.
 _libraries: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
 
 
@@ -207,11 +207,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class _LoadedLibrary:
-    """The functions of a shared library, which leaves the process with the last object that refers to it."""
+    """The functions of a shared library, which is unloaded when nothing refers to this object anymore."""
 
     def __init__(self, path: Path, prefix: str) -> None:
         library = ctypes.CDLL(str(path.absolute()))
-        # when the interpreter ends, a thread may still be in it
+        # not unloaded when the interpreter exits, because a thread may still run its code
         weakref.finalize(self, unload, library._handle).atexit = False
         self.functions: dict[str, Callable[..., Any]] = {}
         for name, (result, arguments) in (_SIGNATURES | _OPTIONAL_SIGNATURES).items():
@@ -229,18 +229,18 @@ class NativeProgram:
     Args:
         path: The file.
         prefix: The prefix of its symbols, without the underscore after it.
-        threads: The threads of each call, at most.
+        threads: The most threads of a call.
         signature: The inputs and outputs, which a library with dynamic shapes describes only in part.
-        weights: The content of the file of its weights, at a multiple of 64 bytes, for a library without them.
+        weights: The content of the weights file, aligned to 64 bytes, for a library without weights.
 
     Attributes:
         dynamic_tensors: The inputs and outputs of a model with dynamic shapes; else None.
         level: The ISA level whose code it runs; empty for a library with code for one CPU.
 
     Raises:
-        OSError: The system does not load it.
-        AttributeError: It has not the symbols of such a library.
-        BundleError: It has another version, or other dimensions than the signature.
+        OSError: The system cannot load it.
+        AttributeError: It lacks symbols of such a library.
+        BundleError: Its interface has another version, or its dimensions differ from the signature.
         EnvironmentProblem: The machine lacks memory, threads or an instruction set.
     """
 
@@ -256,8 +256,8 @@ class NativeProgram:
         self.weights = weights
         self.threads = threads
         self.dynamic_tensors = read_dynamic_tensors(signature)
-        # a missing CPU feature is reported when the library is loaded, not at the first call; and
-        # descriptions can be read only of a library of this version
+        # the first context is created now: it reports a missing CPU feature on load, not at the first call, and checks
+        # the version, without which the library's descriptions cannot be read
         self._free = [_Context(self)]
         level = self.loaded.functions.get("level")
         self.level = level(None).decode() if level else ""
@@ -274,7 +274,7 @@ class NativeProgram:
         return other
 
     def _check_dimensions(self) -> None:
-        """Check that library and signature have the same dynamic dimensions; else BundleError."""
+        """Raise BundleError if library and signature have different dynamic dimensions."""
         known = self.dynamic_tensors
         expected = sorted(
             (entry.name, entry.min, entry.max, entry.multiple_of)
@@ -318,20 +318,20 @@ class NativeProgram:
         return tuple(entry.spec(axis(index)) for index, entry in enumerate(entries))
 
     def forget_contexts(self) -> None:
-        """Leave the contexts of the process that this one was forked from alone."""
+        """Drop the contexts of the parent process, without destroying them, after a fork."""
         for context in self._free:
             context.abandon()
         self._free = []
 
     def _take_context(self) -> _Context:
-        """Return a context that no call uses; after the call, it goes back to `_free`."""
+        """Return a free or new context; the caller returns it to `_free` after the call."""
         try:
             return self._free.pop()
         except IndexError:
             return _Context(self)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs, each in the given array or, for None, in a new one."""
+        """Return the outputs, each in the given array, or in a new array for None."""
         results = self._allocate(inputs, outputs)
         context = self._take_context()
         try:
@@ -343,7 +343,7 @@ class NativeProgram:
     def _allocate(
         self, inputs: Sequence[Array], outputs: Sequence[Array | None] | None = None
     ) -> list[Array]:
-        """Return the arrays that take the outputs of a call: those given, and new ones for None."""
+        """Return the arrays for the outputs of a call: the given ones, and new arrays for None."""
         makers: Sequence[Callable[[], Array]] = self._new_outputs
         if self.dynamic_tensors is not None:
             makers = self.dynamic_tensors.tensors_of(inputs).new_outputs
@@ -354,7 +354,7 @@ class NativeProgram:
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
-        """Yield a function that calls the program on these inputs; outputs are always the same arrays."""
+        """Yield a function that calls the program on these inputs, and always reuses the output arrays."""
         placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         specs = self.outputs
         if self.dynamic_tensors is not None:
@@ -369,7 +369,7 @@ class NativeProgram:
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Yield such a function that also reports each kernel."""
+        """Yield a function that calls the program on these inputs, and reports each kernel."""
         yield partial(self.profiled_main(record), *inputs)
 
     def place(self, tensor: Any, spec: TensorSpec) -> Array:
@@ -387,7 +387,7 @@ class NativeProgram:
         return self.run(tensors, [None] * len(self.outputs))
 
     def profiled_main(self, record: Record) -> Callable[..., list[Array]]:
-        """Return another `main`, which is slower and reports each kernel."""
+        """Return a slower variant of `main` that reports each kernel."""
         context = _Context(self)
         context.profile(record)
 
@@ -399,7 +399,7 @@ class NativeProgram:
         return main
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
-        """Return the outputs of a call that shows its memory, with all tensors, after each kernel."""
+        """Return the outputs of a call; `observe` gets its memory, with all tensors, after each kernel."""
         memory = _Memory()
         context = _Context(self, memory)
         context.profile(lambda name, seconds: observe(memory.block))
@@ -408,7 +408,7 @@ class NativeProgram:
         return results
 
     def measure_memory(self, inputs: Sequence[Array]) -> int:
-        """Return the most bytes that a context has allocated, during one call too."""
+        """Return the peak of the bytes that a context allocates, from its creation to the end of a call."""
         memory = _Memory()
         _Context(self, memory).run(inputs, self._allocate(inputs))
         return memory.peak_bytes
@@ -418,11 +418,11 @@ class NativeProgram:
         return tensor
 
     def wait(self) -> None:
-        """Return at once: calls have ended when they return."""
+        """Do nothing: calls are synchronous."""
 
 
 def _list_entries(function: Callable[[], Any] | None) -> Iterator[Any]:
-    """Yield the descriptions that a function of the library returns, up to one without a name."""
+    """Yield the entries of an array that a function of the library returns; it ends at a NULL name."""
     described = function() if function else ()
     for entry in described:
         if entry.name is None:
@@ -431,7 +431,7 @@ def _list_entries(function: Callable[[], Any] | None) -> Iterator[Any]:
 
 
 def _in_c(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return tensors as a C library describes them: dynamic dimensions are -1."""
+    """Return tensor specs as a C library describes them, with -1 for dynamic dimensions."""
     shapes = [spec.sizes or spec.shape for spec in specs]
     return tuple(
         spec._replace(shape=tuple(-1 if isinstance(n, str) else n for n in shape), sizes=())
@@ -440,7 +440,7 @@ def _in_c(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 class _Memory:
-    """The memory of one context, where Python can read it: `block` has its tensors."""
+    """The memory of one context, allocated by Python so that it can be read: `block` has its tensors."""
 
     def __init__(self) -> None:
         self.block = bytearray()
@@ -462,7 +462,7 @@ class _Memory:
 
 
 class _Context:
-    """Memory and threads for one call at a time, with a copy of the states of `original` if given."""
+    """Memory and threads for one call at a time; it starts with a copy of the states of `original`."""
 
     def __init__(
         self,
@@ -477,7 +477,7 @@ class _Context:
             self._create(library, memory)
         else:
             self._check(functions["fork"](original._handle, self._handle))
-        # it keeps library and memory: garbage is finalized in any order
+        # the finalizer keeps library and memory alive, because garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle, memory)
         self._finalizer.atexit = False
         inputs, self._inputs = _make_buffers(library.inputs)
@@ -511,7 +511,7 @@ class _Context:
             self._check(functions["create"](options, self._handle))
 
     def _check(self, status: int) -> None:
-        """Raise an error for a code that is not 0."""
+        """Raise the error for a status code; 0 is success."""
         if not status:
             return
         message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
@@ -527,11 +527,11 @@ class _Context:
         raise kind(f"{message}: {text}" if text else message, fix=fix)
 
     def abandon(self) -> None:
-        """Never destroy it: its threads are those of another process."""
+        """Never destroy the context: its threads belong to another process."""
         self._finalizer.detach()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute outputs in place."""
+        """Compute the outputs in the given arrays."""
         if self._open is not None:
             self._choose(self._open.tensors_of(inputs))
         for buffer, array in zip(self._inputs, inputs, strict=True):
@@ -554,26 +554,26 @@ class _Context:
         self._tensors = tensors
 
     def again(self) -> None:
-        """Compute once more from the same inputs into the same outputs, which must still be there."""
+        """Repeat the last call with the same input and output arrays, which must still exist."""
         status = self._call()
         if status:
             self._check(status)
 
     def cut(self, outputs: list[Array]) -> list[Array]:
-        """Return the outputs of the last call with the sizes that they have, in the memory of the largest."""
+        """Return the outputs of the last call, each cut to its valid length as a view."""
         for index, axis, shape in self._bounded:
             self._check(self._functions["output_shape"](self._handle, index, shape))
-            # all axes before have one element
+            # all axes before have size 1
             outputs[index] = outputs[index][(slice(None),) * axis + (slice(shape[axis]),)]
         return outputs
 
     def profile(self, record: Record) -> None:
-        """Report each kernel of all calls."""
+        """Report each kernel of all further calls to `record`."""
         kernel_name = self._functions["kernel_name"]
         names: dict[int, str] = {}
 
         def report(_user: Any, kernel: int, nanoseconds: int) -> None:
-            # asked for once: the time of the hook is part of the call
+            # names are cached, because the time of this hook is part of the call
             name = names.get(kernel) or names.setdefault(kernel, kernel_name(kernel).decode())
             record(name, nanoseconds / 1e9)
 
@@ -584,8 +584,8 @@ class _Context:
 class StepContext(_Context):
     """A context that holds the states of a library (see `targets/c_runtime/states.h`).
 
-    `counts` are the numbers of inputs and outputs of a step. Methods raise BundleError for what the library does
-    not take, and leave the states as before.
+    `counts` are the numbers of inputs and outputs of a step. Methods raise BundleError if the library rejects an
+    argument, and then leave the states unchanged.
     """
 
     def __init__(
@@ -606,7 +606,7 @@ class StepContext(_Context):
     def step(
         self, sizes: Mapping[str, int], inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
-        """Compute the outputs of the next step in place; `sizes` has all dimensions but the length."""
+        """Compute the next step into `outputs`; `sizes` has all dimensions except the states' length."""
         for place, name in enumerate(self._dimension_names):
             if name in sizes and self._sizes.get(place) != sizes[name]:
                 self._check(self._functions["set_dimension"](self._handle, place, sizes[name]))
@@ -623,11 +623,11 @@ class StepContext(_Context):
         return int(self._functions["length"](self._handle))
 
     def reset(self) -> None:
-        """Go back to the beginning."""
+        """Reset the states to the beginning."""
         self._check(self._functions["reset"](self._handle))
 
     def truncate(self, length: int) -> None:
-        """Forget all beyond a length."""
+        """Cut the growing states to a length."""
         self._check(self._functions["truncate"](self._handle, length))
 
     def read(self, place: int) -> bytes:
@@ -637,18 +637,18 @@ class StepContext(_Context):
         return ctypes.string_at(data, size.value) if size.value else b""
 
     def seed(self, seed: int) -> None:
-        """Choose the random state."""
+        """Seed the random state of `sample`."""
         self._check(self._functions["seed"](self._handle, seed % (1 << 64)))
 
     def sample(self, logits: Array, sampling: Sampling, recent: Array) -> int:
-        """Return a token chosen by float32 logits (vocabulary,), which the penalty of int64 `recent` changes."""
+        """Sample a token by float32 logits (vocabulary,), after the penalty for the int64 tokens `recent`."""
         token = ctypes.c_int64()
         arguments = (address_of(logits), logits.size, sampling, address_of(recent), recent.size)
         self._check(self._functions["sample"](self._handle, *arguments, token))
         return token.value
 
     def save(self) -> bytes:
-        """Return all states, with a header by which `load` finds damaged and foreign ones."""
+        """Return all states, with a header by which `load` detects damaged or foreign data."""
         size = ctypes.c_size_t()
         self._check(self._functions["state_bytes"](self._handle, size))
         data = ctypes.create_string_buffer(size.value)
@@ -665,6 +665,6 @@ def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p, _memory: _Memory |
 
 
 def _make_buffers(specs: Sequence[TensorSpec]) -> tuple[Any, list[Buffer]]:
-    """Return an array of buffers of the sizes of tensors, and its elements."""
+    """Return a C array with a buffer for each tensor, and a list of its elements."""
     buffers = (Buffer * len(specs))(*(Buffer(None, spec.bytes) for spec in specs))
     return buffers, list(buffers)

@@ -1,7 +1,7 @@
-"""The pixels of images: of arrays, of images of Pillow, and of files, which Pillow decodes.
+"""The pixels of images: from arrays, from Pillow images, and from files, which Pillow decodes.
 
-Files are opened only here, and only with the decoders named here: another one of Pillow starts a program
-(Ghostscript for EPS), and Pillow chooses decoders by content, not by name.
+Image files are opened only here, with an explicit list of decoders: Pillow chooses decoders by content, not by name, and
+one of them starts a program (Ghostscript for EPS).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tvmflow.core.types import Array
 _Converted = TypeVar("_Converted")
 
 SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
-"""The endings of files that are taken for images."""
+"""The suffixes of files that count as images."""
 
-# Collections that are not series of images.
+# Iterables that are not series of images.
 _NO_SERIES: Final = (str, bytes, bytearray, memoryview, Mapping)
 # An array of several images: [images, height, width, channels].
 _BATCH_DIMENSIONS: Final = 4
@@ -29,38 +29,38 @@ _ARRAYS: Final = (
     "uint8 of the shape [height, width] or [height, width, channels] for an image, with 1, 3 or 4 channels; "
     "[images, height, width, channels], or a list of images, for several"
 )
-# Pillow's decoders of these files: its own code, and that of the libraries that come with it.
+# Pillow's decoders for these suffixes: its own code, and the libraries that it bundles.
 _FORMATS: Final = tuple("BMP GIF JPEG PNG PPM TIFF WEBP".split())
 # To read the pixels of these images, Pillow runs another program (Ghostscript).
 _DRAWN_BY_PROGRAMS: Final = "EPS"
-# A quarter of a GiB in RGB: Pillow itself warns of more.
+# A quarter of a GiB in RGB, from which Pillow itself warns.
 _MAX_PIXELS: Final = 89_478_485
-# The limit of JPEG. Resampling keeps weights for each pixel of a row.
+# The limit of JPEG. A limit is needed because resampling stores weights for each pixel of a row.
 _MAX_SIDE: Final = (1 << 16) - 1
 
-# Modes of Pillow with one channel of 8 bits, beside alpha.
+# Pillow's modes with one 8-bit channel, with or without alpha.
 _GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
-# Modes with more than 8 bits for a channel.
+# Pillow's modes with more than 8 bits per channel, by their beginning.
 _DEEP_MODES: Final = ("I", "F")
 
 
-# This many files that cannot be read are named.
+# How many unreadable files a message names.
 _SHOWN: Final = 10
 
 
 def is_pillow_installed() -> bool:
-    """Return whether files can be decoded."""
+    """Return whether Pillow, which decodes image files, is installed."""
     return importlib.util.find_spec("PIL") is not None
 
 
 def read_pixels(image: Any) -> Array:
     """Return the pixels of an image, uint8 `[height, width, channels]`, gray or RGB without transparency.
 
-    The image is the path of a file, which is turned upright by its EXIF data, an image of Pillow, or an array
-    of uint8, `[height, width]` or `[height, width, channels]`: gray, RGB or RGBA.
+    The image is a path, a Pillow image, or a uint8 array `[height, width]` or `[height, width, channels]` (gray, RGB or
+    RGBA). Image files are turned upright by their EXIF data.
 
     Raises:
-        BundleError: when it cannot be read, or is not an image of 8 bits for a channel.
+        BundleError: when it cannot be read, or does not have 8 bits per channel.
         EnvironmentProblem: when Pillow is needed and not installed.
     """
     import numpy as np
@@ -82,7 +82,7 @@ def _is_of_pillow(image: Any) -> bool:
 
 
 def list_images(images: Any) -> list[Any]:
-    """Return images for `read_pixels`: one, several in an array, or those of a list or other series."""
+    """Return a list of images for `read_pixels`, from one image, a 4-D array, or an iterable of images."""
     import numpy as np
 
     if isinstance(images, np.ndarray):
@@ -94,7 +94,7 @@ def list_images(images: Any) -> list[Any]:
 def read_files(
     paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], _Converted]
 ) -> list[_Converted]:
-    """Return a function's results for the pixels of each file; see `check_files` for errors."""
+    """Return `convert(pixels)` for each file; errors are those of `check_files`."""
     return _for_each(paths, lambda path: convert(read_pixels(path)))
 
 
@@ -102,7 +102,7 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> None:
     """Check that files are images, by their headers: no pixels are decoded.
 
     Raises:
-        BundleError: with every file that is none.
+        BundleError: with every file that is not an image.
         EnvironmentProblem: when Pillow is not installed.
     """
 
@@ -154,7 +154,7 @@ def _decode(path: str) -> Array:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Any]:
-    """Yield an image of Pillow, whose pixels are decoded when they are asked for."""
+    """Yield a Pillow image, which decodes its pixels on first access."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -183,7 +183,7 @@ def _open(path: str) -> Iterator[Any]:
     except BundleError:
         raise
     except Exception as error:
-        # decoders raise whatever a damaged file leads them to
+        # damaged files make decoders raise errors of any type
         raise BundleError(
             f"{path} cannot be read as an image: {error}",
             fix="give an image that Pillow opens, such as JPEG or PNG",

@@ -1,4 +1,4 @@
-"""Preprocessing: from an image to the input of a model, by the settings in a bundle's manifest.
+"""Preprocessing: images to inputs of a model, by the settings in a bundle's manifest.
 
 An image is resized, cropped or padded as 8-bit pixels; a lookup table then maps the 256 levels of each channel
 to values. Results have the same bits on every machine, with Pillow or without.
@@ -17,22 +17,22 @@ from tvmflow.core.types import Array, Json, TensorSpec
 LEVELS: Final = 256
 LAYOUTS: Final = ("NCHW", "NHWC")
 COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
-"""The orders of channels, and how many there are."""
+"""Order of channels -> number of channels."""
 MAX_SIZE: Final = 1 << 15
 """The largest height and width of a resized image."""
 
-# The limit of a resized image: a few times the size of the largest inputs.
+# The most pixels of a resized image: a few times the pixels of the largest model inputs.
 _MAX_RESIZED_PIXELS: Final = 1 << 28
 
 Size = tuple[int, int]
 
-# Weights of red, green and blue in gray, times 2^16: ITU-R BT.601, as Pillow rounds them.
+# The weights of red, green and blue in gray (ITU-R BT.601), times 2^16 and rounded as in Pillow.
 _GRAY_WEIGHTS: Final = (19595, 38470, 7471)
 _GRAY_BITS: Final = 16
 
 
 class ImageMismatch(ValueError):
-    """Settings that contradict each other or do not fit the input; `field` is the wrong one, if it is one."""
+    """Settings contradict each other or do not fit the input; `field` names a single wrong setting."""
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -48,12 +48,12 @@ class Preprocessing(NamedTuple):
         colour: The order of its channels, one of `COLOURS`.
         layout: The order of its dimensions, one of `LAYOUTS`.
         resize: The length of the shorter side, or height and width; None does not resize.
-        crop: Whether the middle of the resized image is cut out.
-        pad: The level of the bars beside an image that keeps its aspect ratio; None stretches it.
+        crop: Whether the center of the resized image is cut out.
+        pad: The level (0 to 255) of the bars beside an image that keeps its aspect ratio; None stretches the image.
         interpolation: One of `INTERPOLATIONS`.
-        scale: The factor of levels from 0 to 255. Then each channel's `mean` is subtracted.
-        mean: A value for each channel.
-        std: A divisor for each channel, after the subtraction.
+        scale: The factor by which levels from 0 to 255 are multiplied first.
+        mean: For each channel, the value that is subtracted after scaling.
+        std: For each channel, the divisor after the subtraction.
     """
 
     input: TensorSpec
@@ -70,7 +70,7 @@ class Preprocessing(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[str, Json], spec: TensorSpec) -> Preprocessing:
-        """Return the preprocessing for an input; ImageMismatch when they do not fit."""
+        """Return the preprocessing from settings; ImageMismatch if they do not fit the input."""
         unknown = sorted(fields.keys() - set(FIELDS))
         if unknown:
             raise ImageMismatch(f"{unknown[0]} is unknown", unknown[0])
@@ -99,7 +99,7 @@ class Preprocessing(NamedTuple):
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Return all settings, from which `of` makes the same preprocessing."""
+        """Return all settings; `of` makes the same preprocessing from them."""
         resize = list(self.resize) if isinstance(self.resize, tuple) else self.resize
         fields: dict[str, Json] = {
             "resize": resize,
@@ -120,15 +120,15 @@ class Preprocessing(NamedTuple):
         return COLOURS[self.colour]
 
     def fit(self, pixels: Array) -> Array:
-        """Return an image in size and colour of the input, uint8 `[height, width, channels]`.
+        """Return an image with the input's size and channels, uint8 `[height, width, channels]`.
 
         Raises:
-            BundleError: when the resized image would have too many pixels, as of one that is long and thin.
+            BundleError: when the resized image would have too many pixels, as for a long and thin image.
         """
         pixels = _convert_colour(pixels, self.colour)
         old_height, old_width = pixels.shape[:2]
         height, width = self.resized_size(old_height, old_width)
-        # rows are resized first
+        # rows are resized first, so the intermediate image has the old height and the new width
         if (height, width) != (old_height, old_width) and (
             max(height, old_height) * width > _MAX_RESIZED_PIXELS
         ):
@@ -149,7 +149,7 @@ class Preprocessing(NamedTuple):
         if self.resize is None:
             return height, width
         if isinstance(self.resize, int):
-            # torchvision's Resize: the longer side is rounded down
+            # as in torchvision's Resize, the longer side is rounded down
             short = min(height, width)
             return height * self.resize // short, width * self.resize // short
         if self.pad is None:
@@ -160,11 +160,14 @@ class Preprocessing(NamedTuple):
         return max(1, (2 * height * new_width + width) // (2 * width)), new_width
 
     def table(self) -> Array:
-        """Return the value of each level of each channel, `[channels, 256]` in the dtype of the input."""
+        """Return the lookup table from level to value, `[channels, 256]` in the dtype of the input."""
         return _make_table(self.input.dtype, self.scale, self.mean, self.std)
 
     def tensor(self, images: Sequence[Array]) -> Array:
-        """Return the input for images from `fit`; the last one fills up the batch, ImageMismatch for too many."""
+        """Return the input for images from `fit`; ImageMismatch if they exceed the batch.
+
+        The last image is repeated to fill the batch.
+        """
         import numpy as np
 
         batch = self.input.shape[0]
@@ -185,7 +188,7 @@ FIELDS: Final = tuple("resize crop pad interpolation colour layout scale mean st
 def read_preprocessing(
     manifest: Mapping[str, Json], inputs: Iterable[TensorSpec]
 ) -> dict[str, Preprocessing]:
-    """Return the preprocessing of each image input; ImageMismatch or LookupError if it fits none."""
+    """Return the preprocessing of each image input; ImageMismatch or LookupError if it does not fit."""
     specs = {spec.name: spec for spec in inputs}
     images = manifest.get("images", {})
     return {name: Preprocessing.of(fields, specs[name]) for name, fields in images.items()}
@@ -195,7 +198,7 @@ def read_preprocessing(
 
 
 def _find_layout(layout: Json, spec: TensorSpec) -> str:
-    """Return the layout of an input: the one that is set, or the one whose channels are 1 or 3."""
+    """Return the layout of an input: the given one, or the layout that has 1 or 3 channels."""
     if len(spec.shape) != len(LAYOUTS[0]):
         raise ImageMismatch(
             "images are for inputs with 4 dimensions: batch, channels, height and width, "
@@ -270,7 +273,7 @@ def _read_numbers(
 
 
 def _read_length(fields: Mapping[str, Json], name: str) -> int | Size | None:
-    """Return the length of a side, or height and width."""
+    """Return a setting that is the length of a side, or height and width; None if it is not given."""
     value = fields.get(name)
     if value is None:
         return None
@@ -322,7 +325,7 @@ def _size_text(size: Size) -> str:
 
 
 def _convert_colour(pixels: Array, colour: str) -> Array:
-    """Return gray or RGB pixels with the channels of a colour."""
+    """Convert gray or RGB pixels to an order of channels, one of `COLOURS`."""
     import numpy as np
 
     is_gray = pixels.shape[2] == 1
@@ -338,7 +341,9 @@ def _convert_colour(pixels: Array, colour: str) -> Array:
 
 
 def crop_offset(size: int, new_size: int) -> int:
-    """Return where the middle of a side begins, as torchvision's CenterCrop; below 0 for a shorter side.
+    """Return the offset of a center crop along a side, as in torchvision's CenterCrop.
+
+    It is negative if the side is shorter than the crop.
 
     >>> crop_offset(256, 224), crop_offset(7, 4), crop_offset(9, 4), crop_offset(3, 8)
     (16, 2, 2, -2)
@@ -349,7 +354,7 @@ def crop_offset(size: int, new_size: int) -> int:
 
 
 def _place(image: Array, size: Size, offsets: Sequence[int], level: int) -> Array:
-    """Return a window of an image that begins at `offsets`, with one level beyond the image."""
+    """Return a window of an image that begins at `offsets`, filled with `level` outside of the image."""
     import numpy as np
 
     placed = np.full((*size, image.shape[2]), level, np.uint8)
@@ -376,7 +381,7 @@ def _make_table(dtype: str, scale: float, mean: tuple[float, ...], std: tuple[fl
 
 # ---------------------------------------------------------------- resampling
 
-# The fractional bits of a weight: 32 without 8 of the pixel and 2 for the sum.
+# The fractional bits of a weight: of 32 bits, a pixel takes 8, and 2 are headroom for the sum.
 _WEIGHT_BITS: Final = 22
 
 
@@ -397,7 +402,7 @@ def _cubic(x: Array) -> Array:
     return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))
 
 
-# Resampling kernels, and the distance beyond which each is 0.
+# Name -> resampling kernel, and the distance beyond which the kernel is 0.
 _FILTERS: Final[Mapping[str, tuple[Callable[[Array], Array], float]]] = {
     "bilinear": (_triangle, 1.0),
     "bicubic": (_cubic, 2.0),
@@ -405,12 +410,12 @@ _FILTERS: Final[Mapping[str, tuple[Callable[[Array], Array], float]]] = {
 INTERPOLATIONS: Final = tuple(_FILTERS)
 """The names of the resampling kernels."""
 
-# This many output pixels share a matrix of weights, which is mostly zeros.
+# How many output pixels share a matrix of weights. With more pixels, more of the weights would be zeros.
 _BLOCK: Final = 32
 
 
 def resize(image: Array, height: int, width: int, interpolation: str) -> Array:
-    """Return an image in another size."""
+    """Resize an image."""
     resized = _resize_rows(image, width, interpolation)
     return _resize_rows(resized.swapaxes(0, 1), height, interpolation).swapaxes(0, 1)
 
@@ -428,7 +433,7 @@ def _resize_rows(image: Array, width: int, interpolation: str) -> Array:
         start = int(starts[block][0])
         matrix = _weight_matrix(starts[block] - start, weights[block])[: old_width - start]
         pixels = image[:, start : start + len(matrix)].swapaxes(1, 2)
-        # all sums are integers below 2^53: a matrix product of float64 is exact, in any order
+        # all sums are integers below 2^53, so that a float64 matmul is exact in any order of additions
         sums = pixels.reshape(height * channels, -1).astype(np.float64) @ matrix
         rounded = (sums.astype(np.int64) + (1 << (_WEIGHT_BITS - 1))) >> _WEIGHT_BITS
         columns = rounded.clip(0, 255).reshape(height, channels, -1)
@@ -437,7 +442,7 @@ def _resize_rows(image: Array, width: int, interpolation: str) -> Array:
 
 
 def _weight_matrix(starts: Array, weights: Array) -> Array:
-    """Return the weights `[output pixels, taps]` as float64 `[input pixels, output pixels]`."""
+    """Return weights `[output pixels, taps]` as a float64 matrix `[input pixels, output pixels]`."""
     import numpy as np
 
     count, taps = weights.shape
@@ -447,7 +452,7 @@ def _weight_matrix(starts: Array, weights: Array) -> Array:
 
 
 def _compute_weights(size: int, new_size: int, interpolation: str) -> tuple[Array, Array]:
-    """Return the first input pixel of each output pixel's support, and the weights from there on."""
+    """Return the first input pixel that each output pixel reads, and the weights from there on."""
     import numpy as np
 
     kernel, support = _FILTERS[interpolation]
@@ -455,7 +460,7 @@ def _compute_weights(size: int, new_size: int, interpolation: str) -> tuple[Arra
     filter_scale = max(scale, 1.0)
     support *= filter_scale
     centers = (np.arange(new_size) + 0.5) * scale
-    # a conversion to integers rounds towards 0, as in C
+    # conversion to integers rounds toward 0, as in Pillow's C code
     starts = np.maximum((centers - support + 0.5).astype(np.int64), 0)
     ends = np.minimum((centers + support + 0.5).astype(np.int64), size)
     taps = np.arange(math.ceil(support) * 2 + 1)
@@ -464,7 +469,7 @@ def _compute_weights(size: int, new_size: int, interpolation: str) -> tuple[Arra
     weights = np.where(positions < ends[:, None], weights, 0.0)
     total = np.zeros(new_size)
     for tap in taps:
-        # the order of a sum decides its last bit
+        # added in this order, because the order of additions decides the last bit
         total += weights[:, tap]
     weights = np.divide(weights, total[:, None], out=weights, where=total[:, None] != 0)
     fixed = weights * (1 << _WEIGHT_BITS)

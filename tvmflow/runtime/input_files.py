@@ -1,4 +1,4 @@
-"""Inputs for a model from a user's files: arrays of NumPy, numbers as text, images."""
+"""Inputs for a model from a user's files: NumPy arrays, numbers as text, or images."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _NPY_MAGIC: Final = b"\x93NUMPY"
 
 
 class InputFile(NamedTuple):
-    """A file with inputs; `name` is the input that it is for, empty if the user did not say."""
+    """A file with inputs; `name` is the input that it is for, empty if the user named none."""
 
     path: str
     name: str = ""
 
     @property
     def shown(self) -> str:
-        """The name that messages have for it."""
+        """The file's name in messages."""
         return "the standard input" if self.path == STDIN else self.path
 
     @property
     def is_image(self) -> bool:
-        """True if its name says that it is an image."""
+        """True if the suffix of its name is that of an image."""
         return PurePath(self.path).suffix.lower() in SUFFIXES
 
 
 def parse_input(word: str, names: Iterable[str]) -> InputFile:
-    """Return the parts of `FILE` or `NAME=FILE`; `=` may stand in the name of a file."""
+    """Parse `FILE` or `NAME=FILE`; a file's name may contain `=` if no input is named by what precedes it."""
     name, _, path = word.partition("=")
     return InputFile(path, name) if path and name in names else InputFile(word)
 
@@ -55,8 +55,8 @@ def read_inputs(
 ) -> Samples:
     """Return the inputs in files, divided into batches.
 
-    An npz file has an array for each input, by name. Any other file is for one input: an npy file, numbers as
-    text, or images, which the model's preprocessing turns into the input. Several images are for one input.
+    An npz file has an array for each input, by name. Any other file is for one input: an npy file, a text file of
+    numbers, or an image, which the model's preprocessing converts. Several images are the samples of one input.
 
     Raises:
         UsageError: when a file is missing, cannot be read, or does not fit.
@@ -157,7 +157,7 @@ def _read_npy(content: bytes, file: InputFile) -> Array:
 
 
 def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
-    """Return numbers, separated by space, commas, semicolons or lines, in the shape of the input."""
+    """Parse numbers separated by spaces, commas, semicolons or newlines; return them in the input's shape."""
     import numpy as np
 
     try:
@@ -187,7 +187,7 @@ def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
 
 
 def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int, ...]:
-    """Return the shape of this many elements for an input; UsageError when more than one size is dynamic."""
+    """Return the shape of an input with `count` elements; UsageError if more than one size is dynamic."""
     fixed = math.prod(size for size in spec.sizes if isinstance(size, int))
     names = [size for size in spec.sizes if isinstance(size, str)]
     if len(names) > 1 or not all(map(is_name, names)):

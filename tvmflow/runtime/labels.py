@@ -1,4 +1,4 @@
-"""Labels: the names of a classifier's classes, and the best of them for its scores."""
+"""Labels: the names of a classifier's classes, and the top classes for its scores."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Array, Json, TensorSpec
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
-"""The last operators of models whose scores are probabilities."""
+"""If one of these operators is a model's last one, its scores are probabilities."""
 BEST: Final = 5
-"""How many classes are shown."""
+"""How many of the best classes are shown by default."""
 MAX_NAME: Final = 500
-"""The most characters of a name: generated code holds no longer one."""
+"""The most characters of a name, a limit of generated code."""
 
-# Sums of probabilities are this close to 1, also in float16.
+# Scores whose sums are this close to 1 count as probabilities; the tolerance suffices for float16.
 _SUM_TOLERANCE: Final = 1e-2
 
 
@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
 class Labels(NamedTuple):
     """The names of classes, one for each score of the model's first output, and the digest of their file.
 
-    `activation` is the operator that computes the scores, one of `PROBABILITIES`; empty for any other.
+    `activation` is the operator that computes the scores if it is one of `PROBABILITIES`, else empty.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Labels(NamedTuple):
         return {**self._asdict(), "names": list(self.names)}
 
     def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
-        """Check that an output has a score for each name; ValueError otherwise, with a sentence."""
+        """Raise ValueError, with a sentence for the user, if an output has not one score for each name."""
         scores = math.prod(output.shape[1:])
         takes = f"the output '{output.name}' is {output.dtype}{list(output.shape)}"
         if scores != len(self.names):
@@ -85,20 +85,20 @@ class Labels(NamedTuple):
 
         values = scores.reshape(-1, len(self.names)).astype(np.float64)
         if scores.dtype.kind in "iu":
-            # probabilities of 8 bits are multiples of 1/256
+            # quantized probabilities are multiples of 1/256
             return (values - np.iinfo(scores.dtype).min) / 256
         if self.is_probability(scores):
             return values
-        # -inf and NaN would make all of them NaN
+        # a NaN score would make all probabilities NaN, so it counts as -inf
         values = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf)
-        # without a finite score, no probability is known, and all are NaN
+        # if no score is finite, all probabilities are NaN
         with np.errstate(invalid="ignore"):
             raised = np.exp(values - values.max(axis=1, keepdims=True))
             normalized: Array = raised / raised.sum(axis=1, keepdims=True)
         return normalized
 
     def is_probability(self, scores: Array) -> bool:
-        """Return whether scores are probabilities, by the model's last operator, else by their sums."""
+        """Return whether scores are probabilities: the last operator tells, or else their sums are 1."""
         import numpy as np
 
         if self.activation:
@@ -108,7 +108,7 @@ class Labels(NamedTuple):
         return bool((values >= 0).all() and np.isclose(sums, 1.0, 0, _SUM_TOLERANCE).all())
 
     def describe(self, scores: Array, output: str) -> str:
-        """Return the meaning of the probabilities of scores."""
+        """Return a phrase that says where the probabilities come from."""
         if self.is_probability(scores):
             return f"probabilities: the output '{output}'"
         return f"probabilities: softmax of the output '{output}'"
@@ -121,9 +121,9 @@ def read_labels(manifest: Mapping[str, Json]) -> Labels | None:
 
 
 def parse_labels(content: bytes, activation: str = "") -> Labels:
-    """Return the labels in a file with one name a line, stripped; ValueError if it has none.
+    """Return the labels in a file of one name per line, stripped; ValueError if there are none.
 
-    Control characters, among them marks that change the direction of text, are errors.
+    Control characters are errors, including marks that change the direction of text.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -147,7 +147,7 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
 def predictions_json(
     files: Sequence[str], predictions: Sequence[Sequence[Prediction]]
 ) -> list[Mapping[str, Json]]:
-    """Return the best classes of some files as JSON."""
+    """Return the best classes for each file as JSON."""
     return [
         {"file": file, "classes": [prediction._asdict() for prediction in best]}
         for file, best in zip(files, predictions, strict=True)

@@ -1,8 +1,8 @@
 """Loading a bundle: the interface for users' programs.
 
-The C runtime needs only numpy; TVM's virtual machine needs tvm_ffi and TVM's runtime library, too. The compiler
-(`import tvm`) is never loaded. As much as possible is checked before a library is loaded, because one for
-another CPU would die of an illegal instruction without a message.
+The C runtime needs only numpy; TVM's virtual machine also needs tvm_ffi and TVM's runtime library. The compiler
+(`import tvm`) is never loaded. As much as possible is checked before a library is loaded: a library for another CPU
+would crash the process with an illegal instruction, without a message.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def load(
 ) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
 
-    A bundle holds native code, which runs in this process with all of its rights. Load only bundles of people
-    that you trust, and name their keys in `trusted_keys` where somebody else could have replaced the file.
+    A bundle contains native code, which runs with all rights of this process. Load only bundles from people that you
+    trust, and pass their keys in `trusted_keys` if somebody else could have replaced the file.
 
     Args:
         path: The bundle.
@@ -91,8 +91,8 @@ def load(
 
 @contextlib.contextmanager
 def _temporary_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder to load libraries from; they are mapped, and not needed on disk afterwards."""
-    # Windows removes no file that is mapped
+    """Yield a temporary folder to load libraries from; loaded libraries are mapped and need no files."""
+    # Windows cannot remove files that are mapped
     keeps_mapped = sys.platform == "win32"
     try:
         folder = tempfile.TemporaryDirectory("", "tvmflow-", ignore_cleanup_errors=keeps_mapped)
@@ -106,7 +106,7 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
-    """Load a model in parts, after checking all parts."""
+    """Load a partitioned model after checking all its parts."""
     _check_tensors(path, bundle, max_bytes)
     names = {name: f"{path}, part '{name}'," for name in bundle.parts}
     for name, part in bundle.parts.items():
@@ -126,7 +126,7 @@ def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPo
 
 
 def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
-    """Check all that can be known of a library before it is loaded."""
+    """Check everything that can be checked before a library is loaded."""
     with _damaged_documents(path):
         manifest = bundle.manifest
         target = manifest["target"]
@@ -179,12 +179,12 @@ def _is_tensor(spec: TensorSpec) -> bool:
         return False
     axis = spec.bounded_axis
     is_axis = type(axis) is int and 0 <= axis < len(spec.shape)
-    # valid elements of an output of data-dependent shape are its first ones
+    # the valid elements of an output of data-dependent shape come first if all axes before have size 1
     return axis is None or (is_axis and math.prod(spec.shape[:axis]) == 1)
 
 
 def _check_parts(path: str | Path, bundle: Bundle) -> None:
-    """Check that each tensor that a part reads, or the model gives, is one that was computed before."""
+    """Check that each input of a part and each output of the model is an earlier tensor."""
     with _damaged_documents(path):
         tensors = {spec.name: spec for spec in _read_specs(bundle, "inputs")}
         for name, part in bundle.parts.items():
@@ -203,7 +203,7 @@ def _read_specs(bundle: Bundle, direction: str) -> list[TensorSpec]:
 
 @contextlib.contextmanager
 def _damaged_documents(path: str | Path) -> Iterator[None]:
-    """Raise BundleError for a manifest or a signature that is not as tvmflow writes it."""
+    """Turn errors from a malformed manifest or signature into BundleError."""
     try:
         yield
     except TvmflowError:
@@ -216,7 +216,7 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
 def _load_program(
     path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
 ) -> PartProgram:
-    """Load the library of a bundle, which is in a file."""
+    """Load the library of a bundle from `library_file`."""
     library = bundle.library_file
     assert library is not None
     try:
@@ -226,7 +226,7 @@ def _load_program(
     except TvmflowError as error:
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
-        # exceptions of the system's loader and of TVM
+        # the system's loader and TVM raise exceptions of various types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BundleError(
             f"the library of {path} cannot be loaded: {lines[-1]}",
@@ -235,7 +235,7 @@ def _load_program(
 
 
 def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProgram:
-    """Load a library whose tensors are those of the signature: it trusts the sizes of arrays."""
+    """Load a C library, and check its tensors against the signature: it does not check arrays itself."""
     prefix = bundle.manifest["prefix"]
     program = NativeProgram(library, prefix, pool.threads, bundle.signature)
     for direction, described in (("inputs", program.inputs), ("outputs", program.outputs)):
@@ -288,7 +288,7 @@ def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
 
 
 def _check_kind(path: str, tvm: TvmTarget) -> None:
-    """Raise BundleError for a library of a kind that nothing here runs."""
+    """Raise BundleError for a library of a target kind that this installation cannot run."""
     from tvmflow.targets.backends import backend_for, is_supported
 
     kind = target_kind(tvm)
@@ -300,7 +300,7 @@ def _check_kind(path: str, tvm: TvmTarget) -> None:
 
 
 def _check_device(path: str, tvm: TvmTarget) -> None:
-    """Raise BundleError for a library whose device this machine does not have."""
+    """Raise BundleError for a library whose device this machine lacks."""
     from tvmflow.targets.backends import backend_for
 
     reason = backend_for(tvm).unrunnable_reason(tvm, in_this_process=True)
@@ -312,7 +312,7 @@ def _check_device(path: str, tvm: TvmTarget) -> None:
 
 
 def _check_tvm_version(path: str, built_with: Json) -> None:
-    """Raise BundleError for a library of another minor version of TVM's runtime."""
+    """Raise BundleError for a library that was built for another minor version of TVM's runtime."""
     try:
         installed = metadata.version("apache-tvm")
     except metadata.PackageNotFoundError:
@@ -335,7 +335,7 @@ class _Part(NamedTuple):
 
 
 class PartitionedProgram:
-    """The parts of a model as one program, which runs them one after the other: one call at a time.
+    """The parts of a model as one program, which runs them in order, one call at a time.
 
     A tensor that two parts on one device share stays there; between GPU and CPU, it is copied.
     """
@@ -353,7 +353,7 @@ class PartitionedProgram:
         return max(part.program.threads for part in self._parts.values())
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs, each in the given array or, for None, in a new one."""
+        """Return the outputs, each in the given array, or in a new array for None."""
         import numpy as np
 
         with self._lock:
@@ -375,7 +375,7 @@ class PartitionedProgram:
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Yield such a function that also reports each operator, prefixed with the name of its part."""
+        """Yield a function that calls the program and reports each operator, prefixed with its part."""
 
         def with_prefix(part: str) -> Record:
             return lambda name, seconds: record(f"{part}: {name}", seconds)
@@ -395,7 +395,7 @@ class PartitionedProgram:
     def _call(
         self, mains: Mapping[str, Main], inputs: Sequence[Array]
     ) -> dict[str, tuple[PartProgram | None, Any]]:
-        """Run all parts, those in `mains` by these functions."""
+        """Run all parts; `mains` replaces the functions of some."""
         tensors: dict[str, tuple[PartProgram | None, Any]] = {
             name: (None, array) for name, array in zip(self._inputs, inputs, strict=True)
         }

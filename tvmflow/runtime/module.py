@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OperatorTime(NamedTuple):
-    """The time of one operator in one run of a model: `calls` of it, `seconds` in total."""
+    """The time of one operator in a run of a model: its calls, and their seconds in total."""
 
     name: str
     calls: int
@@ -28,7 +28,7 @@ class OperatorTime(NamedTuple):
 
 
 class KernelRun(NamedTuple):
-    """A kernel, or another step, of a call: its beginning on the clock of the trace, and its time."""
+    """A kernel or another step of a call: its start on the clock of the trace, and its time."""
 
     name: str
     began_s: float
@@ -36,7 +36,7 @@ class KernelRun(NamedTuple):
 
 
 class CallTrace(NamedTuple):
-    """A call of a model: beginning and end on a clock that starts with the first one, and kernels."""
+    """A call of a model: start and end on a clock that starts with the first call, and kernels."""
 
     began_s: float
     ended_s: float
@@ -46,18 +46,18 @@ class CallTrace(NamedTuple):
 class Module:
     """A loaded model, which several threads may call.
 
-    The C runtime runs calls at once, each with memory of its own; TVM's virtual machine runs one at a time.
+    The C runtime runs calls concurrently, each with its own memory; TVM's virtual machine runs one call at a time.
 
     Attributes:
         inputs: Name, shape and dtype of each input.
-        outputs: Name, shape and dtype of each output. The size along `bounded_axis` is data-dependent, and at most
-            that of the shape.
+        outputs: Name, shape and dtype of each output. The size along `bounded_axis` is data-dependent; the shape has its
+            upper bound.
         dimensions: The dynamic dimensions.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and the meaning of their scores; None if the model has none.
-        dynamic_tensors: The inputs and outputs of a model with dynamic shapes; None for one of fixed shapes.
-        parts: The parts of a partitioned model by name, in order; empty for any other.
-        program: The code.
+        dynamic_tensors: The inputs and outputs of a model with dynamic shapes; None for a model of fixed shapes.
+        parts: The parts of a partitioned model by name, in order; empty for any other model.
+        program: The model's code.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class Module:
     def run(self, feed: Any, out: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Run the model.
 
-        Tensors are NumPy arrays, or whatever DLPack or the buffer protocol makes visible in the
-        CPU's memory, such as tensors of torch. Inputs that are dense in C order are not copied.
+        Tensors are NumPy arrays, or objects in the CPU's memory that support DLPack or the buffer protocol, such as
+        torch tensors. Inputs that are dense in C order are not copied.
 
         Args:
             feed: A tensor for each input by name, with the shape and dtype of the signature; dynamic dimensions have
-                any size in their range. For a model with one input, also that tensor itself.
-            out: Tensors that take outputs, by name; all others are new arrays.
+                any size in their range. For a model with one input, it may be the tensor itself.
+            out: Tensors that receive outputs, by name. Other outputs are new arrays.
 
         Returns:
-            An array for each output, in the memory of that in `out` if there is one.
+            An array for each output, which shares the memory of the tensor in `out` if there is one.
 
         Raises:
             BundleError: a ValueError that names every tensor that does not fit.
@@ -139,13 +139,13 @@ class Module:
         """Return the input for an image, by the preprocessing that is part of the bundle.
 
         Args:
-            images: The path of a file, an image of Pillow, or an array of uint8 (`[height, width]`, or `[height,
-                width, channels]`: gray, RGB or RGBA). Or several, up to a batch, whose last image fills it up:
-                a list of those, or an array `[images, height, width, channels]`.
-            name: The input, where several take images.
+            images: A path, a Pillow image, or a uint8 array (`[height, width]`, or `[height, width, channels]`: gray, RGB
+                or RGBA). Or several of them, up to a batch: a list, or an array `[images, height, width, channels]`.
+                The last image is repeated to fill the batch.
+            name: The input; needed if several inputs take images.
 
         Raises:
-            BundleError: when an image cannot be read, or the model takes none.
+            BundleError: when an image cannot be read, or the model takes no images.
             EnvironmentProblem: when Pillow is needed and not installed.
         """
         preprocessing = self.find_preprocessing(name)
@@ -155,11 +155,11 @@ class Module:
     def classify(self, images: Any, top: int = BEST) -> list[list[Prediction]]:
         """Return the best classes for each image, the best first, with their probabilities.
 
-        Softmax turns scores into probabilities, unless they are such already.
+        Scores that are not probabilities yet are converted by softmax.
 
         Args:
-            images: One image or several as for `preprocess`, of any number.
-            top: How many classes.
+            images: One or several images as for `preprocess`, also more than a batch.
+            top: How many classes to return for each image.
 
         Raises:
             BundleError: as `preprocess`, or when the model has no labels.
@@ -176,7 +176,7 @@ class Module:
         return self.classes.rank(outputs[self.outputs[0].name], top)
 
     def find_preprocessing(self, name: str = "") -> Preprocessing:
-        """Return the preprocessing of an input, by default of the only one; BundleError for none."""
+        """Return the preprocessing of an input, by default the only image input; BundleError if none."""
         if name in self.images:
             return self.images[name]
         if not name and len(self.images) == 1:
@@ -192,8 +192,8 @@ class Module:
     def latency(self, feed: Any, *, repeat: int = 10, min_seconds: float = 0.05) -> list[float]:
         """Return the seconds per call for each of `repeat` repeats, after a warm-up.
 
-        Inputs are on the device before the clock starts, and outputs stay where the runtime puts
-        them. A repeat takes `min_seconds` at least, and ends when its last call has ended.
+        Inputs are on the device before the clock starts, and outputs are not copied from it. A repeat takes at least
+        `min_seconds`, and ends when its last call has ended.
         """
         _check_repeat(repeat)
         wait = self.program.wait
@@ -226,10 +226,10 @@ class Module:
         return sorted(times, key=lambda operator: -operator.seconds)
 
     def trace(self, feed: Any, *, repeat: int = 10) -> list[CallTrace]:
-        """Time each kernel of calls, and each step of TVM's virtual machine where that runs the model.
+        """Time each kernel of `repeat` calls, or each step if TVM's virtual machine runs the model.
 
-        A C library calls a hook after each kernel, which takes about a microsecond of the calling thread;
-        the virtual machine is slower. On a GPU each call is waited for. There is one more call, to warm up.
+        A C library calls a hook after each kernel, which takes the calling thread about a microsecond; the virtual
+        machine's hook is slower. On a GPU, each call is waited for. One further call warms up.
         """
         _check_repeat(repeat)
         clock = time.perf_counter
@@ -255,7 +255,7 @@ class Module:
         return calls
 
     def _match(self, feed: Any) -> list[Array]:
-        # the check for a Mapping of another type takes as long as a small kernel
+        # the check for dict is first, because the check for a Mapping takes as long as a small kernel
         if type(feed) is not dict and not isinstance(feed, Mapping):
             if len(self.inputs) != 1:
                 names = ", ".join(spec.name for spec in self.inputs)

@@ -1,6 +1,6 @@
 """Untrusted `.npz` files of NumPy arrays, as `numpy.savez` writes them, and arrays on disk.
 
-Reading takes no more memory than the size of a file justifies, and larger arrays may stay in the file.
+Reading allocates no more memory than the size of a file justifies. Larger arrays may stay in the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class SharedFile:
-    """A file that any number of arrays are in; it is closed when the last of them is gone."""
+    """A file that several arrays share; it is closed when none of them is left."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -42,14 +42,14 @@ class SharedFile:
         weakref.finalize(self, file.close)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes from an offset of the file; fewer at its end."""
+        """Return `size` bytes from an offset of the file; fewer at its end."""
         if not hasattr(os, "pread"):
-            # as on Windows
+            # Windows has no pread
             with self._lock:
                 self.file.seek(offset)
                 return self.file.read(size)
         pieces: list[bytes] = []
-        # Linux gives no more than 2 GiB at a time
+        # Linux reads at most 2 GiB at a time
         while size and (piece := os.pread(self.file.fileno(), size, offset)):
             pieces.append(piece)
             offset, size = offset + len(piece), size - len(piece)
@@ -57,7 +57,7 @@ class SharedFile:
 
 
 class StoredArray:
-    """An array in a file, whose last axis is the innermost one."""
+    """An array in a file, in C order."""
 
     def __init__(
         self, file: SharedFile, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -71,7 +71,7 @@ class StoredArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | EllipsisType) -> Array:
-        """Return neighboring rows, or all for `...`; EnvironmentProblem for a file that became shorter."""
+        """Return a range of rows, or all for `...`; EnvironmentProblem if the file has become shorter."""
         import numpy as np
 
         first, end, _ = (slice(None) if rows is ... else rows).indices(len(self))
@@ -98,7 +98,10 @@ class StoredArray:
 
 
 def store_rows(give: Callable[[Callable[[Array], None]], Any]) -> StoredArray:
-    """Return rows of one shape and dtype as a temporary file; EnvironmentProblem without space for it."""
+    """Store the rows that `give` passes to its argument, of one shape and dtype, in a temporary file.
+
+    EnvironmentProblem if there is no space for it.
+    """
     import numpy as np
 
     unpacked = _open_temporary()
@@ -138,7 +141,7 @@ def _explain_unpacking() -> Iterator[None]:
         try:
             folder = tempfile.gettempdir()
         except OSError as missing:
-            # it names the folders that were tried
+            # this error names the folders that were tried
             cause, folder = missing, "a temporary file"
         raise explain(cause, folder) or EnvironmentProblem(
             f"samples cannot be unpacked in {folder}: {cause.strerror}",
@@ -148,30 +151,31 @@ def _explain_unpacking() -> Iterator[None]:
 
 # ---------------------------------------------------------------- npz files
 
-# The limit of an unpacked npz file, besides this many times its own size.
+# The most bytes of an unpacked npz file: `_MAX_NPZ`, plus its own size times `_MAX_NPZ_RATIO`.
 _MAX_NPZ: Final = 1 << 30
 _MAX_NPZ_RATIO: Final = 64
 _MAX_ARRAYS: Final = 100_000
 _NPY_HEAD: Final = 12
 _MAX_NPY_HEADER: Final = 10_000
-# Smaller arrays of a file are in memory in any case.
+# Arrays with fewer bytes are always read into memory.
 _MIN_STORED: Final = 1 << 12
 _PIECE: Final = 1 << 20
-# The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
+# The header of a zip member, which ends with the lengths of the name and of the extra field.
 _ZIP_HEAD: Final = struct.Struct("<26xHH")
-# Exceptions at damaged files: a negative offset, and data that bz2 cannot unpack.
+# The `errno` of an OSError for a damaged file: for a negative offset, and for data that bz2 cannot unpack.
 _DAMAGED: Final = (errno.EINVAL, None)
 
 
 def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
-    """Return the arrays of an npz file by name; StageError when it holds more, or is damaged."""
+    """Return the arrays of an npz file by name; StageError if it is damaged or has other content."""
     return _read_npz(file, source, _read_array)
 
 
 def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
-    """Return the arrays of an npz file by name, the larger ones as `StoredArray`.
+    """Return the arrays of an npz file by name, large arrays as `StoredArray`.
 
-    These stay in the file, or in a temporary one if they are compressed. Arrays in Fortran order are in memory.
+    Large arrays stay in the file, or in a temporary file if they are compressed. Arrays in Fortran order are read into
+    memory.
 
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.
@@ -185,7 +189,7 @@ def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
 
 
 def describe_npz(path: Path, source: str, read: Collection[str] = ()) -> dict[str, Array]:
-    """Return the arrays of an npz file by name, all but those `read` as zeros, which take no memory.
+    """Return the arrays of an npz file by name; those not in `read` are zeros that take no memory.
 
     Errors are those of `open_npz`.
     """
@@ -225,7 +229,7 @@ def _explain_reading(error: OSError, source: str) -> EnvironmentProblem:
 
 
 def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arrays of an archive; ValueError for other content, or more bytes than the limit."""
+    """Return the arrays of an archive; ValueError if it has other content or exceeds the limit in bytes."""
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) > _MAX_ARRAYS:
         raise ValueError(f"it holds {len(entries):,} arrays, and the limit is {_MAX_ARRAYS:,}")
@@ -238,7 +242,7 @@ def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any])
 
 
 class _Header(NamedTuple):
-    """The head of an array's file: where its elements begin, and their type."""
+    """The header of an npy file: shape, dtype, order, and the offset of the elements."""
 
     offset: int
     shape: tuple[int, ...]
@@ -247,10 +251,10 @@ class _Header(NamedTuple):
 
 
 def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
-    """Return the head of an array, which has no more elements than the archive has of it."""
+    """Return the header of an array; ValueError if it claims more elements than the archive has."""
     import numpy as np
 
-    # NumPy has no types for it
+    # NumPy has no type stubs for this module
     layout: Any = np.lib.format
     read_header = {(1, 0): layout.read_array_header_1_0, (2, 0): layout.read_array_header_2_0}
     with archive.open(entry) as stream:
@@ -272,7 +276,7 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
 
 
 def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
-    """Return an array, for which no more memory is taken than the archive has of it."""
+    """Return an array, after checking that the archive has as many bytes as its header claims."""
     import numpy as np
 
     layout: Any = np.lib.format
@@ -287,7 +291,7 @@ def _ends_early(entry: zipfile.ZipInfo) -> ValueError:
 
 
 class _Storage:
-    """The files of an archive's larger arrays: its own one, or one temporary file for all."""
+    """The files that hold an archive's large arrays: the archive, or one temporary file."""
 
     def __init__(self, file: SharedFile) -> None:
         self._file = file
@@ -297,7 +301,7 @@ class _Storage:
         return _open_temporary()
 
     def read(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
-        """Return an array, which stays in a file where it is large."""
+        """Return an array; a large one stays in a file."""
         header = _read_header(archive, entry)
         size = math.prod(header.shape) * header.dtype.itemsize
         is_small = size < _MIN_STORED or not header.shape
@@ -313,7 +317,7 @@ class _Storage:
             begin = entry.header_offset + _ZIP_HEAD.size + name + extra
         count = 0
         with archive.open(entry) as stream:
-            # the checksum is checked at the end
+            # zipfile verifies the checksum at the end of the member
             while piece := stream.read(_PIECE):
                 count += len(piece)
                 if is_packed:
@@ -325,11 +329,11 @@ class _Storage:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays to an npz file, all or nothing; EnvironmentProblem when the file cannot be written."""
+    """Write arrays to an npz file atomically; EnvironmentProblem when the file cannot be written."""
     import numpy as np
 
     try:
-        # `numpy.savez` takes no array with the name `file`
+        # not by `numpy.savez`, which rejects an array with the name `file`
         with output_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:

@@ -1,4 +1,4 @@
-"""The interface of a model's code (a C library or TVM's virtual machine), and its kernels' threads."""
+"""The interface of a model's code (C library or TVM's virtual machine), and its kernels' threads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Record = Callable[[str, float], None]
 """Receives the name of an operator and the seconds of one call of it."""
 
 Observe = Callable[[bytes | bytearray], None]
-"""Receives memory with tensors of a call: operands and results of a kernel, or all of a library."""
+"""Receives memory with tensors of a call: those of a kernel, or all tensors of a C library."""
 
 Call = Callable[[], object]
-"""Calls a model with inputs that are in place."""
+"""Calls a model whose inputs are already in place."""
 
 Main = Callable[..., list[Any]]
 """The function of a part: tensors to tensors."""
 
 
 def wrong_value_error(message: str) -> BundleError:
-    """Return the error for an index out of range, or a divisor that is 0."""
+    """Return the error for an index that is out of range, or for a divisor that is 0."""
     return BundleError(message, fix="check the values of the inputs before the call")
 
 
@@ -34,10 +34,10 @@ class Program(Protocol):
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses at most, the calling one included."""
+        """The most threads that a call uses, including the calling thread."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs, each in the given array or, for None, in a new one."""
+        """Return the outputs, each in the given array, or in a new array for None."""
         ...
 
     def bound(self, inputs: Sequence[Array]) -> AbstractContextManager[Call]:
@@ -45,18 +45,18 @@ class Program(Protocol):
         ...
 
     def profiled(self, inputs: Sequence[Array], record: Record) -> AbstractContextManager[Call]:
-        """Yield such a function that also reports each operator."""
+        """Yield a function as `bound` does, which also reports each operator."""
         ...
 
     def wait(self) -> None:
-        """Wait until all calls have ended: those of a GPU return earlier."""
+        """Wait until all calls have ended: on a GPU, calls return before they have ended."""
 
 
 class PartProgram(Program, Protocol):
     """The code of one library, which may be a part of a model: its tensors stay on its device."""
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
-        """Return the outputs of a call that shows its memory after each kernel."""
+        """Return the outputs of a call; `observe` gets its memory after each kernel."""
         ...
 
     def place(self, tensor: Any, spec: TensorSpec) -> Any:
@@ -68,7 +68,7 @@ class PartProgram(Program, Protocol):
         ...
 
     def profiled_main(self, record: Record) -> Main:
-        """Return another `main`, which is slower and reports each operator."""
+        """Return a slower variant of `main` that reports each operator."""
         ...
 
     def fetch(self, tensor: Any) -> Array:
@@ -77,25 +77,25 @@ class PartProgram(Program, Protocol):
 
 
 # ---------------------------------------------------------------- threads
-# They are chosen when a library is loaded, not when it is built. TVM has a pool for each Python thread that
-# calls kernels, and fixes its size at the first call.
+# The thread count is chosen when a library is loaded, not when it is built. TVM has a pool for each Python thread that
+# calls kernels, and fixes the size of the pool at the first call.
 
 # AffinityMode::kBig in tvm/runtime/threading_backend.h: TVM's default.
 _BIG_CORES: Final = 1
-# TVM reads environment variables, which all Python threads share.
+# Held while environment variables for TVM are set, because all Python threads share them.
 _environment_lock = threading.Lock()
 _this_thread = threading.local()
 
 
 class ThreadPool(NamedTuple):
-    """The threads that a model's kernels use, the calling one included; fewer are an error if requested."""
+    """The threads of a model's kernels, including the calling one; if requested, fewer are an error."""
 
     threads: int
     is_requested: bool
 
     @classmethod
     def of(cls, threads: int | None) -> ThreadPool:
-        """Return a pool of this many threads, by default the environment's; BundleError for no number."""
+        """Return a pool of this many threads, by default the environment's; BundleError if invalid."""
         if threads is None:
             return cls(choose_threads(), is_requested=False)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -106,7 +106,7 @@ class ThreadPool(NamedTuple):
         return cls(threads, is_requested=True)
 
     def enter(self) -> None:
-        """Run kernels of this Python thread with these threads; EnvironmentProblem when it has fewer."""
+        """Let this Python thread's kernels use these threads; EnvironmentProblem if it has fewer."""
         import tvm_ffi
 
         if getattr(_this_thread, "threads", None) == self.threads:

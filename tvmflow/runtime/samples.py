@@ -1,4 +1,4 @@
-"""Samples: arrays, images or random inputs in whole batches, and the outputs over all of them."""
+"""Samples: arrays, images or random inputs in whole batches, and the joined outputs of all batches."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _FIX = (
 class Samples(NamedTuple):
     """Whole batches of inputs, which may be made on demand, with a label for each sample or None.
 
-    `total` samples are real; the rest of the last batch is padding. `batch_size` is 0 for a batch that cannot be
-    divided into samples. `is_stacked`: each batch is one sample, along an axis before those of inputs and outputs.
+    `total` is the number of samples; what exceeds it in the last batch is padding. `batch_size` is 0 for a batch that
+    cannot be divided into samples. If `is_stacked`, each batch is one sample: samples have an axis of their own, before
+    the axes of inputs and outputs.
     """
 
     batches: Sequence[Feed]
@@ -38,7 +39,7 @@ class Samples(NamedTuple):
     is_stacked: bool = False
 
     def count_samples(self, batches: int) -> int | None:
-        """Return how many samples the first batches have; None if all are needed to know."""
+        """Return how many samples the first `batches` have; None if batches cannot be divided."""
         if batches >= len(self.batches):
             return self.total
         size = 1 if self.is_stacked else self.batch_size
@@ -56,7 +57,7 @@ def random_samples(
 ) -> Samples:
     """Return seeded random inputs, uniform in each input's range (ends included), by default from 0 to 1.
 
-    With a `deviation`, floats without a range are normally distributed; `nonzero` inputs have 1 in place of 0.
+    With a `deviation`, float inputs without a range are normally distributed; `nonzero` inputs have 1 in place of 0.
     """
     import numpy as np
 
@@ -77,7 +78,7 @@ def random_samples(
 def draw_integers(
     rng: np.random.Generator, spec: TensorSpec, low: float, high: float, *, nonzero: bool
 ) -> Array:
-    """Return random integers of a range, as far as the dtype has it."""
+    """Return random integers from a range, limited to what the dtype can represent."""
     import numpy as np
 
     if (kind := np.dtype(spec.dtype).kind) in "iu":
@@ -89,7 +90,7 @@ def draw_integers(
 
 
 def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
-    """Return one batch whose every element is `value`."""
+    """Return one batch in which every element is `value`."""
     import numpy as np
 
     feed = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in inputs}
@@ -97,7 +98,7 @@ def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
 
 
 class _Batches(Sequence["Feed"]):
-    """Batches that are made when they are asked for, one at a time; a slice of them makes none."""
+    """Batches that are made on access; slicing makes none."""
 
     def __init__(self, make: Callable[[int], Feed], indices: range) -> None:
         self._make = make
@@ -138,17 +139,17 @@ def make_samples(
     labels_needed_by: str = "",
     dimensions: Sequence[Dimension] = (),
 ) -> Samples:
-    """Return arrays by name, divided into batches; the last sample fills up the last batch.
+    """Divide arrays by name into batches; the last sample is repeated to fill the last batch.
 
-    With dynamic shapes, those of the arrays are taken, and the last batch has the samples that are left, as far
-    as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
+    With dynamic shapes, batches have the shapes of the arrays, and the last batch is smaller if the dimension allows it.
+    Arrays of different sizes are named `NUMBER/INPUT`: the arrays of one number are a batch.
 
-    If an array has one axis more than its input, its first axis is the samples, as of a state whose own first axis
-    is layers; arrays without that axis are then the same for all samples. Labels are in the array named `label`;
-    messages call the file `source`, and name the setting that needs labels.
+    If an array has one axis more than its input, its first axis is the samples. An example is a state whose own first
+    axis is layers. Arrays without that axis are then the same for all samples. Labels are in the array named `label`.
+    Messages call the file `source`, and name the setting that needs labels.
 
     Raises:
-        StageError: when they do not fit; the message names each problem.
+        StageError: when the arrays do not fit; the message names each problem.
     """
     labels = _read_labels(inputs, arrays, label, source)
     if dimensions:
@@ -175,7 +176,7 @@ def _make_fixed_samples(
 ) -> Samples:
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
-    # arrays of the model's own shapes are one batch, whatever their first axes mean
+    # arrays with exactly the model's shapes are one batch, even if their first axes are not samples
     is_one_batch = all(shapes.get(spec.name) == spec.shape for spec in inputs)
     problems = [*filter(None, (_mismatch_reason(spec, arrays) for spec in inputs))]
     if not is_one_batch:
@@ -211,7 +212,10 @@ def _check_problems(problems: Sequence[str], source: str, fix: str = _FIX) -> No
 def _read_labels(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], label: str, source: str
 ) -> Array | None:
-    """Return the labels, one number each; None if no array has them, or an input has their name."""
+    """Return the labels, one value for each sample; None without an array for them.
+
+    An input of that name is not an array of labels.
+    """
     array = arrays.get(label)
     if array is None or any(spec.name == label for spec in inputs):
         return None
@@ -225,7 +229,7 @@ def _read_labels(
 
 
 def _group_numbered(arrays: Mapping[str, AnyArray], label: str) -> dict[str, dict[str, AnyArray]]:
-    """Return the arrays of each `NUMBER/INPUT` by number; by an empty name where none is numbered."""
+    """Group arrays named `NUMBER/INPUT` by number; if none is numbered, the key is empty."""
     groups: dict[str, dict[str, AnyArray]] = {}
     for name, array in arrays.items():
         number, separator, own = name.partition("/")
@@ -255,7 +259,7 @@ def _make_dynamic_samples(
             "have not",
             fix="give all of them one, or none",
         )
-    # each is of one size
+    # all samples of a group have one size
     indices = [(group, index) for group in groups for index in range(len(group.batches))]
 
     def make(number: int) -> Feed:
@@ -277,7 +281,7 @@ def _make_group(
     dimensions: Sequence[Dimension],
     source: str,
 ) -> Samples:
-    """Return arrays of one size, as one batch where the model takes them so, else divided."""
+    """Return arrays of one size as one batch if the model takes that, else divided into batches."""
     if _count_stacked(inputs, arrays):
         return _make_stacked_samples(inputs, arrays, dimensions, source)
     problems = [*filter(None, (_mismatch_reason(spec, arrays, is_dynamic=True) for spec in inputs))]
@@ -286,7 +290,7 @@ def _make_group(
         problem = _find_size_problem(inputs, dimensions, shapes)
         if not problem:
             return _make_batch(inputs, arrays, source)
-        # only more samples than a batch may have are divided
+        # the arrays do not fit as they are: divide them if they have more samples than a batch may have
         batch_size = _find_batch_size(inputs, arrays, dimensions)
         if batch_size:
             count = len(arrays[inputs[0].name])
@@ -295,7 +299,7 @@ def _make_group(
             batch = next((dimension for dimension in dimensions if dimension.name == name), None)
             is_smaller = rest > 0 and batch is not None and not batch.find_problem(rest)
             batches = _divide(inputs, arrays, count, batch_size, source, fills_last=not is_smaller)
-            # all others are as the first one
+            # the batches in between have the shapes of the first one
             found = [
                 {name: array.shape for name, array in batches[index].items()} for index in (0, -1)
             ]
@@ -325,7 +329,7 @@ def _find_size_problem(
 
 
 def _count_stacked(inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray]) -> int:
-    """Return how many samples are along an axis before those of the model; 0 if no array has one."""
+    """Return how many samples there are along an additional first axis; 0 if no array has one."""
     found = (arrays[spec.name] for spec in inputs if _is_stacked(spec, arrays.get(spec.name)))
     return max((len(array) for array in found), default=0)
 
@@ -340,7 +344,7 @@ def _make_stacked_samples(
     dimensions: Sequence[Dimension],
     source: str,
 ) -> Samples:
-    """Return a batch for each sample along an axis before those of the model."""
+    """Return a batch for each sample along an additional first axis."""
     import numpy as np
 
     problems = [*filter(None, (_mismatch_reason(spec, arrays, is_dynamic=True) for spec in inputs))]
@@ -373,7 +377,7 @@ def _make_stacked_samples(
 def _find_batch_size(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], dimensions: Sequence[Dimension]
 ) -> int:
-    """Return the most samples of a batch, by the first axis of all inputs; 0 if there are none."""
+    """Return the most samples of a batch, by the first axis of all inputs; 0 if that is not the samples."""
     firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
     counts = {arrays[spec.name].shape[:1] for spec in inputs}
     if len(firsts) != 1 or len(counts) != 1 or () in firsts or counts & {(), (0,)}:
@@ -386,7 +390,7 @@ def _find_batch_size(
 def _mismatch_reason(
     spec: TensorSpec, arrays: Mapping[str, AnyArray], *, is_dynamic: bool = False
 ) -> str:
-    """Return why an input's array does not fit, whatever its dynamic sizes, or an empty string."""
+    """Return why an input's array does not fit, dynamic sizes aside; empty if it fits."""
     array = arrays.get(spec.name)
     if array is None:
         return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
@@ -402,8 +406,8 @@ def _mismatch_reason(
 def _conversion_problem(array: AnyArray, dtype: str) -> str | None:
     """Return why an array cannot be taken as another dtype, as the end of a sentence; None if it can.
 
-    Floats become wider or narrower ones, and integers others that hold them. Integers do not become
-    floats: pixels from 0 to 255 would go to a model that was trained on 0 to 1.
+    Floats may be converted to any float dtype, and integers to integer dtypes that can hold them. Integers are not
+    converted to floats: pixels from 0 to 255 would reach a model that was trained on values from 0 to 1.
     """
     import numpy as np
 
@@ -424,7 +428,7 @@ def _conversion_problem(array: AnyArray, dtype: str) -> str | None:
 
 
 def _convert(array: Array, spec: TensorSpec, source: str) -> Array:
-    """Return an array with the dtype of an input; StageError when that does not reach a number of it."""
+    """Return an array with the dtype of an input; StageError if a value overflows it."""
     import numpy as np
 
     try:
@@ -447,7 +451,7 @@ def _divide(
     *,
     fills_last: bool = True,
 ) -> Sequence[Feed]:
-    """Return batches; the last sample fills up the last one, unless that is to be smaller."""
+    """Return batches; if `fills_last`, the last sample is repeated to fill the last batch."""
     import numpy as np
 
     def take(spec: TensorSpec, start: int) -> Array:
@@ -469,9 +473,9 @@ def run_samples(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) ->
 
 
 def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
-    """Return every output over all batches, joined along the first axis, without those of padding.
+    """Return every output of all batches, joined along the first axis, without padding.
 
-    Of stacked samples, each output gets an axis of samples before its own.
+    For stacked samples, each output gets an additional first axis of samples.
 
     Raises:
         StageError: when an output has other sizes in other batches, besides the number of samples.
@@ -497,12 +501,12 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
 
 
 def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
-    """Return the share of samples with the class of their label, as `compare_labels` computes it."""
+    """Return the share of samples whose largest score is the label's (see `compare_labels`)."""
     return float(compare_labels(outputs, output, labels).mean())
 
 
 def compare_labels(outputs: Mapping[str, Array], output: str, labels: Array) -> Array:
-    """Return for each sample whether its largest score is the label's; StageError without scores."""
+    """Return for each sample whether its largest score is the label's; StageError if there are no scores."""
     values = outputs[output]
     if not values.size or not len(labels) or values.size % len(labels):
         raise StageError(

@@ -1,6 +1,6 @@
 """Sessions of models with states, such as a KV cache, and generation of tokens with them.
 
-Each step leaves the states for the next one in the library's memory.
+The states stay in the library's memory between steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def holds_states(program: object) -> TypeGuard[NativeProgram]:
 
 
 class Session:
-    """A sequence of steps of a model with states; each session has states of its own.
+    """A sequence of steps of a model with states; each session has its own states.
 
     One thread at a time may use it. Sessions of one model share its weights.
 
     Attributes:
         signature: The signature of the model.
-        inputs: The inputs of a step: those of the model that are not states.
+        inputs: The inputs of a step: the model's inputs that are not states.
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
         length_dimension: The dimension that is the length of the growing states; None if none grows.
@@ -91,7 +91,7 @@ class Session:
         return self._context.length
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
-        """Compute the next step: an array for each of `outputs`, from a tensor for each of `inputs` by name.
+        """Compute the next step from a tensor for each input by name; return an array for each output.
 
         Raises:
             BundleError: a ValueError that names the mismatch; the states are unchanged.
@@ -112,7 +112,7 @@ class Session:
         return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
 
     def _derive(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """Return the size of each dimension in a step."""
+        """Return the size of each dynamic dimension in a step with inputs of these shapes."""
         if not self.dimensions:
             return {}
         known = {spec.name: shape for spec, shape in zip(self.inputs, shapes, strict=True)}
@@ -138,20 +138,20 @@ class Session:
         repetition_penalty: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[int]:
-        """Generate the tokens of a language model that follow some.
+        """Generate the tokens of a language model that follow a prompt.
 
-        The given tokens are computed in steps of as many as the model takes at once. The session then holds all
-        tokens but the last one, and a later call goes on from there: give it that token and those that follow.
+        The prompt is processed in steps of as many tokens as the model takes at once. Afterwards the session holds all
+        tokens except the last one. A later call continues from there: pass it that token and those that follow.
 
         Args:
             tokens: The tokens of the prompt, at least one.
-            max_tokens: So many are generated at most; None for as many as the states can hold.
-            stop: Tokens after which generation ends; they are given, too.
+            max_tokens: The most tokens to generate; None for as many as the states can hold.
+            stop: Tokens that end the generation; the stop token is yielded, too.
             temperature: The divisor of logits; 0 chooses the token of the largest logit.
-            top_k: Only so many tokens of the largest logits are chosen from, at most 1024; 0 for all.
-            top_p: Only the most probable tokens are chosen from, whose probabilities together reach this.
-            repetition_penalty: The divisor of positive logits of earlier tokens, and the factor of negative ones.
-            seed: The random state to begin with; None goes on with that of the session.
+            top_k: Sample only from this many tokens with the largest logits, at most 1024; 0 for all tokens.
+            top_p: Sample only from the most probable tokens whose probabilities together reach this value.
+            repetition_penalty: Of earlier tokens, positive logits are divided by it, and negative logits multiplied.
+            seed: The seed of the random state; None continues with the session's random state.
 
         Raises:
             BundleError: The model is not a language model with a KV cache or a recurrent state, or an argument is wrong.
@@ -163,14 +163,14 @@ class Session:
         return generation.run(tokens, max_tokens, frozenset(stop))
 
     def reset(self) -> None:
-        """Go back to the beginning: growing states are empty, the others 0 or the model's initial values."""
+        """Reset the states: growing states become empty, others 0 or the model's initial values."""
         self._context.reset()
 
     def truncate(self, length: int) -> None:
         """Shorten the growing states to a length; the next step continues from there.
 
         Raises:
-            BundleError: The length is not from 0 to `length`, or a state is replaced by each step as a whole.
+            BundleError: The length is not from 0 to `length`, or the model has a state that does not grow.
         """
         self._context.truncate(length)
 
@@ -187,14 +187,14 @@ class Session:
         return found
 
     def save(self) -> bytes:
-        """Return all states, for `load` of any session of this model."""
+        """Return all states as bytes; any session of this model can `load` them."""
         return self._context.save()
 
     def load(self, data: bytes) -> None:
         """Continue from the result of `save`.
 
         Raises:
-            BundleError: It is damaged, or was saved by another model; the states are as before.
+            BundleError: The data are damaged, or from another model; the states are unchanged.
         """
         self._context.load(data)
 
@@ -210,7 +210,7 @@ class Session:
 
 
 class _Generation:
-    """Generation with a session, whose inputs must be tokens, and positions and masks of them.
+    """Generation with a session, whose only inputs must be tokens, and optionally positions and masks.
 
     Raises:
         BundleError: The model has other inputs, or its logits are not found.
@@ -250,7 +250,7 @@ class _Generation:
         self._step_tokens = self._find_step_tokens()
 
     def _find_step_tokens(self) -> int:
-        """Return how many tokens a step takes at most."""
+        """Return the most tokens that a step takes."""
         size = (self._tokens.sizes or self._tokens.shape)[-1]
         if not isinstance(size, str):
             return int(size)
@@ -261,7 +261,7 @@ class _Generation:
         return next(entry.max for entry in self._session.dimensions if entry.name == size)
 
     def run(self, tokens: Sequence[int], most: int | None, stop: frozenset[int]) -> Iterator[int]:
-        """Yield the tokens that follow."""
+        """Yield the tokens that follow `tokens`, at most `most`, up to a token in `stop`."""
         import numpy as np
 
         known = [int(token) for token in tokens]
@@ -287,7 +287,7 @@ class _Generation:
             logits = self._step([token])
 
     def _step(self, tokens: Sequence[int]) -> Array:
-        """Return the logits after the last of some tokens."""
+        """Run a step with some tokens, and return the logits after the last token."""
         import numpy as np
 
         length = self._session.length
@@ -298,5 +298,5 @@ class _Generation:
 
 
 def _fit(values: Array, spec: TensorSpec) -> Array:
-    """Return values along the last axis of an input, in its dtype."""
+    """Return values in an input's dtype and rank, along its last axis."""
     return values.astype(dtype_of(spec.dtype)).reshape((1,) * (len(spec.shape) - 1) + (-1,))

@@ -1,4 +1,4 @@
-"""Statements of provenance: reading them, and comparing files with them and their signatures."""
+"""Provenance statements: reading them, checking their signatures, and comparing files with them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "urn:tvmflow:build:v1"
-"""The meaning of parameters and dependencies, as docs/provenance.md describes it."""
+"""The build type of a target's statement; docs/provenance.md describes parameters and dependencies."""
 RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
-"""The same for a statement about the folder of a release."""
+"""The build type of a statement about the folder of a release."""
 MEASUREMENTS_TYPE: Final = "urn:tvmflow:measurements:v1"
-"""The same for a statement about measurements of a target's files, or of a release."""
+"""The build type of a statement about measurements of a target's files, or of a release."""
 
 VERIFICATION: Final = "verification"
 KERNELS: Final = "kernels"
@@ -41,8 +41,8 @@ _MAX_PROBLEM: Final = 300
 class Statement(NamedTuple):
     """A statement that was read from a file.
 
-    `subjects` has the sha256 of each file that it is about, by name in its folder, and `names` the first name of
-    each sha256. The rest of `body` is unchecked.
+    `subjects` maps each file that it is about, by name in the statement's folder, to its sha256. `names` maps each sha256
+    to the first file that has it. The rest of `body` is unchecked.
     """
 
     subjects: Mapping[str, str]
@@ -51,7 +51,7 @@ class Statement(NamedTuple):
 
     @property
     def about(self) -> str:
-        """A recipe for a target, or a release with its version, for people."""
+        """What the statement is about, in words: a recipe for a target, or a release with its version."""
         release = self._parameter("release")
         return f"{release} {self.version}" if release else f"{self.recipe} for {self.target}"
 
@@ -77,17 +77,17 @@ class Statement(NamedTuple):
 
     @property
     def text_digest(self) -> str:
-        """The sha256 (hex) of its text, if tvmflow made it."""
+        """The sha256 (hex) of its canonical text, which is its text if tvmflow wrote it."""
         return hashlib.sha256(canonical(self.body)).hexdigest()
 
     @property
     def is_of_measurements(self) -> bool:
-        """True if it has measurements of its subjects instead of their provenance."""
+        """True if it has measurements of its subjects in place of their provenance."""
         return get_field(self.body, *_DEFINITION, "buildType", of=str) == MEASUREMENTS_TYPE
 
     @property
     def measured_files(self) -> list[str]:
-        """The files of a release that the statement about measurements names."""
+        """The measured files of a release, in a statement about measurements."""
         names = get_field(self.body, *_DEFINITION, "externalParameters", "measured", of=list)
         return [name for name in names if isinstance(name, str)]
 
@@ -121,7 +121,7 @@ class Statement(NamedTuple):
 
 
 def parse_statement(text: bytes) -> Statement:
-    """Return the statement in a text that tvmflow made; Unreadable, with its kind, for any other."""
+    """Parse a statement that tvmflow wrote; Unreadable, with the kind of the text, for any other text."""
     body = read_json(text)
     _require(body, (STATEMENT_TYPE,), "_type")
     _require(body, (PREDICATE_TYPE,), "predicateType")
@@ -138,7 +138,7 @@ def parse_statement(text: bytes) -> Statement:
             raise Unreadable(f"it gives two digests for {quote(name)}")
     if not subjects:
         raise Unreadable("it is about no file")
-    # Of two names with one digest the last one inserted stays.
+    # Reversed, so that the first of several names with one digest is inserted last and stays.
     names = {digest: name for name, digest in reversed(subjects.items())}
     return Statement(subjects, names, body)
 
@@ -150,7 +150,7 @@ def _require(body: Json, expected: tuple[str, ...], *path: str) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is a plain relative path that the file system reads unchanged."""
+    """Return whether a name is a normalized relative path without `.` and `..`."""
     path = PurePosixPath(name)
     is_plain = name.isprintable() and "\\" not in name
     is_normal = bool(name) and str(path) == name and not path.is_absolute()
@@ -161,10 +161,10 @@ def _is_inside(name: str) -> bool:
 
 
 class SignedStatement(NamedTuple):
-    """A statement in a file with its signers, or a `problem`: why it must not be believed.
+    """A statement in a file with its signers, or with a `problem`: why it must not be believed.
 
-    The statement is None if it cannot be read. Nothing proves the `key_ids` that the file names; `trusted` are the
-    trusted keys with valid signatures.
+    The statement is None if it cannot be read. `key_ids` are the unproven ids that the file names; `trusted` are the
+    trusted keys whose signatures are valid.
     """
 
     path: Path
@@ -175,7 +175,7 @@ class SignedStatement(NamedTuple):
 
     @property
     def signature(self) -> str:
-        """The signers, for people."""
+        """The signers, in words."""
         if self.trusted:
             keys = ", ".join(f"{key.name} ({key.id[:SHORT_ID]})" for key in self.trusted)
             return f"signed by {keys}"
@@ -189,9 +189,9 @@ NO_STATEMENT: Final = "no statement of provenance is beside it or in a folder ab
 
 
 class Finding(NamedTuple):
-    """The result of the check of one file: whether it agrees with a statement, its `source`.
+    """The result of the check of a file: whether it agrees with a statement, the file `source`.
 
-    `is_renamed`: it has the content of a file that the statement names, at another path.
+    `is_renamed` is True if the statement names a file of the same content at another path.
     """
 
     path: Path
@@ -202,7 +202,7 @@ class Finding(NamedTuple):
 
 
 def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStatement]:
-    """Return the statements in a file of envelopes, one a line."""
+    """Return the statements in a file of envelopes, one per line."""
     try:
         lines = [line for line in read_file(path).splitlines() if line.strip()]
     except Unreadable as error:
@@ -212,7 +212,7 @@ def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStat
 
 
 def _unusable(path: Path, reason: str) -> SignedStatement:
-    # The reason may quote text of a stranger.
+    # The reason may quote untrusted text, so it is cut.
     return SignedStatement(
         path=path, statement=None, key_ids=(), trusted=(), problem=reason[:_MAX_PROBLEM]
     )
@@ -249,7 +249,7 @@ def find_statements(path: Path) -> list[Path]:
 
 
 def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement]) -> Finding:
-    """Compare the digest of a file with statements."""
+    """Compare a file, by its digest, with statements."""
     if not statements:
         return Finding(path, False, NO_STATEMENT)
     believed = sorted(
@@ -260,7 +260,7 @@ def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement])
         first = statements[0]
         return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
     findings = [_compare(path, digest, signed) for signed in believed]
-    # A statement that names the file by its path must not be contradicted by another one.
+    # A contradiction by a statement that names the file by its path outweighs statements that agree.
     contradictions = [
         finding
         for finding, signed in zip(findings, believed, strict=True)
@@ -276,11 +276,11 @@ def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement])
 
 
 def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
-    """Compare a file with one statement that can be read."""
+    """Compare a file with one readable statement."""
     assert signed.statement is not None
     subjects = signed.statement.subjects
     known_as = signed.statement.names.get(digest, "")
-    # A file that was moved has kept at most the last part of its name.
+    # A moved file may have kept only the last part of its path.
     place = _relative_name(path, signed)
     name = next((candidate for candidate in (place, path.name) if candidate in subjects), None)
     if name is not None and subjects[name] == digest:
@@ -302,7 +302,7 @@ def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
 
 
 def _relative_name(path: Path, signed: SignedStatement) -> str:
-    """Return the name of a file in the folder of a statement; empty when it is elsewhere."""
+    """Return the path of a file relative to the folder of a statement; empty if it is elsewhere."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     folder = Path(os.path.abspath(signed.path.parent))  # noqa: PTH100
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else ""
@@ -320,19 +320,19 @@ _CHUNK: Final = 1 << 20
 def open_trusted_file(
     path: str | Path, trusted_keys: TrustedKeys | None, max_bytes: int
 ) -> Iterator[IO[bytes]]:
-    """Open a file that is not larger than a limit, and that a trusted key, if there are any, signed for.
+    """Open a file up to a size limit; if `trusted_keys` is given, one of the keys must have signed for it.
 
     Raises:
         BundleError: when there is no such file, or none of the keys signed for it.
-        EnvironmentProblem: when signatures cannot be checked here.
-        UsageError: when a file of keys holds none.
+        EnvironmentProblem: when signatures cannot be checked on this machine.
+        UsageError: when a file in `trusted_keys` holds no key.
     """
     with open_file(path, max_bytes) as stream:
         if trusted_keys is None:
             yield stream
             return
         trusted = _load_keys(trusted_keys)
-        # the file could be edited after the check: a private copy is read
+        # a private copy is read, because the file could be changed after the check
         with tempfile.TemporaryFile() as copy:
             digest = hashlib.sha256()
             while copy.tell() <= max_bytes and (chunk := stream.read(_CHUNK)):

@@ -1,4 +1,4 @@
-"""Libraries that TVM's virtual machine runs: its runtime without the compiler, calls, and tensors."""
+"""Libraries for TVM's virtual machine: loading the runtime without the compiler, calls, and tensors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _POOLED_ALLOCATOR: Final = 2
 
 
 class ExecutionDevice:
-    """The device of a backend in this process, with a library's calls and tensors."""
+    """The device of a backend in this process, which holds tensors and runs a library's calls."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     @property
     def is_host(self) -> bool:
-        """True where tensors are in the memory that numpy uses."""
+        """True if tensors are in the host's memory, which numpy can access."""
         return self._backend.RUNS_ON_HOST_CPU
 
     @property
     def allocators(self) -> tuple[int, ...]:
-        """The arguments of `vm_initialization`: type, number and allocator of each device, the CPU last."""
+        """The arguments of `vm_initialization`: type, index and allocator of each device, the CPU last."""
         own, host = self._backend.DLPACK_DEVICE_TYPE, CpuBackend.DLPACK_DEVICE_TYPE
         types = (host,) if self.is_host else (own, host)
         return tuple(number for type_ in types for number in (type_, 0, _POOLED_ALLOCATOR))
@@ -53,12 +53,12 @@ class ExecutionDevice:
         return allocate(shape, dtype, self._device, None)
 
     def synchronize(self) -> None:
-        """Wait until all calls and copies on this device have ended: those of a GPU return earlier."""
+        """Wait until all calls and copies on this device have ended: on a GPU, they are asynchronous."""
         if not self.is_host:
             _synchronize(self._device)
 
     def load_runtime(self) -> None:
-        """Load TVM's and the backend's runtime for libraries into this process."""
+        """Load TVM's runtime and the backend's runtime into this process."""
         import tvm_ffi
 
         for name in ("tvm_runtime", "tvm_runtime_extra"):
@@ -77,10 +77,10 @@ CPU: Final = ExecutionDevice(CpuBackend())
 
 @contextlib.contextmanager
 def _registered_functions() -> Iterator[None]:
-    """Register functions that libraries find by name and TVM defines in Python, unless it is loaded.
+    """Register functions that libraries find by name, unless TVM, which defines them in Python, is loaded.
 
-    A virtual machine keeps those that it finds when it is made. They are removed then: TVM cannot be imported where
-    its names are taken.
+    A virtual machine looks the functions up when it is created, and keeps them. Afterwards they are removed, because TVM
+    cannot be imported while its names are taken.
     """
     import tvm_ffi
 
@@ -96,7 +96,7 @@ def _registered_functions() -> Iterator[None]:
 
 
 def _find_nonzero(tensor: Any) -> Any:
-    """Return the indices of nonzero elements, a row for each axis."""
+    """Return the indices of nonzero elements, with a row for each axis."""
     import numpy as np
 
     return send_array(np.stack(np.atleast_1d(fetch_array(tensor)).nonzero()))
@@ -110,7 +110,7 @@ def _find_unique(
     return_counts: int,
     axis: int | None = None,
 ) -> Any:
-    """Return the unique values of a tensor, or slices along an axis, and other requested results."""
+    """Return the unique values of a tensor, or slices along an axis, and the other requested results."""
     import numpy as np
 
     array = fetch_array(tensor)
@@ -153,7 +153,7 @@ def view_tensor(array: Array) -> Any:
 
 
 def _copy(source: Any, destination: Any) -> None:
-    """Begin to copy the content of one of the runtime's tensors to another of the same shape and dtype."""
+    """Start copying a tensor of the runtime to another one of the same shape and dtype."""
     import tvm_ffi
 
     tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(source, destination)
@@ -181,7 +181,7 @@ class InputBuffer:
         self.tensor = self._host_tensor if device.is_host else device.allocate(spec)
 
     def send(self) -> None:
-        """Begin to copy the array's content to the device."""
+        """Start copying the array's content to the device."""
         if self.tensor is not self._host_tensor:
             _copy(self._host_tensor, self.tensor)
 
@@ -204,7 +204,7 @@ class VirtualMachine:
         self._weights = tuple(weights)
         self._lock = threading.Lock()
         self._specs = tuple(inputs)
-        # those of dynamic shape are made for the shapes of a call
+        # buffers for dynamic shapes are made at a call, for its shapes
         fixed = [] if any(spec.sizes for spec in inputs) else self._specs
         self._shapes = [spec.shape for spec in fixed]
         self._buffers = [InputBuffer(spec, device) for spec in fixed]
@@ -213,7 +213,7 @@ class VirtualMachine:
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses, the calling one included."""
+        """The threads that a call uses, including the calling thread."""
         return self.pool.threads
 
     def _create_vm(self) -> Any:
@@ -223,7 +223,7 @@ class VirtualMachine:
         return vm
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
-        """Return the outputs, each in the given array or, for None, in a new one."""
+        """Return the outputs, each in the given array, or in a new array for None."""
         import numpy as np
 
         with self.bound(inputs) as call:
@@ -246,13 +246,13 @@ class VirtualMachine:
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
-        """Yield such a call, which reports each kernel and step, and takes a few microseconds more for each."""
+        """Yield a call that reports each kernel and step, which takes a few microseconds more for each."""
         with self._lock:
             self.pool.enter()
             yield partial(self._instrumented_main(record), *self._fill(inputs))
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
-        """Return the outputs of a call that shows the tensors of each kernel after it."""
+        """Return the outputs of a call; `observe` gets the tensors of each kernel after it ran."""
         import tvm_ffi
 
         vm = self._create_vm()
@@ -306,7 +306,7 @@ class VirtualMachine:
         return list_tensors(_call(self._main, *tensors, *self._weights))
 
     def profiled_main(self, record: Record) -> Callable[..., list[Any]]:
-        """Return another `main`, which is slower and reports each operator."""
+        """Return a slower variant of `main` that reports each operator."""
         main = self._instrumented_main(record)
 
         def call(*tensors: Any) -> list[Any]:
@@ -316,7 +316,7 @@ class VirtualMachine:
         return call
 
     def _instrumented_main(self, record: Record) -> Callable[..., Any]:
-        # a virtual machine with an instrument stays slow, so this one is another
+        # a separate virtual machine, because one with an instrument stays slow
         vm = self._create_vm()
         started = 0.0
 
@@ -373,14 +373,14 @@ def send_array(content: Array, device: ExecutionDevice = CPU) -> Any:
 
 
 def read_array(tensor: Any) -> Array:
-    """Return one of the runtime's tensors as an array, which is a copy only for a GPU."""
+    """Return one of the runtime's tensors as an array: a view on the CPU, a copy from a GPU."""
     import numpy as np
 
     return np.from_dlpack(tensor) if CPU.holds(tensor) else fetch_array(tensor)
 
 
 def fetch_array(tensor: Any) -> Array:
-    """Return a copy of one of the runtime's tensors, from any device, once its content is complete."""
+    """Return a copy of one of the runtime's tensors on any device, after waiting for its content."""
     import numpy as np
 
     if CPU.holds(tensor):

@@ -1,4 +1,4 @@
-"""Weights in files of their own: reading them, and checking them against a library."""
+"""Weights in separate files: reading them, and checking them against a library."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SAFETENSORS: Final[Mapping[str, str]] = {
 }
 
 
-# The format of `save_param_dict` (src/runtime/tensor.cc of TVM): magic numbers, DLPack's codes of types.
+# The format of `save_param_dict` (src/runtime/tensor.cc of TVM): magic numbers, and DLPack's type codes.
 _PARAMS_MAGIC: Final = 0xF7E58D4F05049CB7
 TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
-"""Serialized tensors begin with it, and 8 bytes that are reserved."""
+"""A serialized tensor begins with this magic number, followed by 8 reserved bytes."""
 _DTYPE_CODES: Final[Mapping[int, str]] = {0: "int", 1: "uint", 2: "float"}
 _BOOLS: Final = ((1, 1), (6, 8))
 _MAX_RANK: Final = 32
@@ -49,7 +49,7 @@ def read_weights_for(
 ) -> dict[str, Array]:
     """Return the weights that a library's `main` takes after the inputs, in its order.
 
-    `params` is a file, which one of the keys must have signed, or arrays by name; None for a bundle with weights.
+    `params` is a file, which one of the keys must have signed, or arrays by name; None for a bundle that has weights.
 
     Raises:
         BundleError: when weights are missing, unknown, or of another shape or dtype.
@@ -84,7 +84,7 @@ def read_weights_for(
 
 
 def weights_included_error(path: str | Path) -> BundleError:
-    """Return the error for weights that are passed with a bundle that has its own."""
+    """Return the error for weights that are passed although the bundle has weights."""
     return BundleError(
         f"{path} includes its weights and takes no others",
         fix="load the recipe's .lean.tvmflow (`outputs: [params]`) to pass weights",
@@ -110,10 +110,10 @@ def read_params(
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """Return arrays mapped from an unchanging `.safetensors` file; BundleError if it is damaged."""
+    """Map the arrays of a `.safetensors` file, which must not change; BundleError if it is damaged."""
     with Path(path).open("rb") as stream:
         is_empty = not os.fstat(stream.fileno()).st_size
-        # TVM accepts only writable arrays; with copy-on-write, changes do not reach the file
+        # copy-on-write, because TVM accepts only writable arrays, and changes must not reach the file
         content = b"" if is_empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     return _parse_safetensors(path, content)
 
@@ -165,7 +165,7 @@ class _Cursor:
 
 
 def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:
-    """Return the arrays in a TVM parameter file, and check sizes, which TVM's reader does not."""
+    """Return the arrays in a TVM parameter file; sizes are checked, which TVM's reader does not do."""
     try:
         cursor = _Cursor(content)
         if cursor.values("QQ")[0] != _PARAMS_MAGIC:
@@ -184,7 +184,7 @@ def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:
 def _parse_tvm_tensor(cursor: _Cursor) -> Array:
     import numpy as np
 
-    # besides these: a reserved number, type and number of the device
+    # the skipped fields: 8 reserved bytes, then type and index of the device
     magic, _, _, _, rank, code, bits, lanes = cursor.values("QQiiiBBH")
     if magic != TENSOR_MAGIC or lanes != 1 or not 0 <= rank <= _MAX_RANK:
         raise ValueError("it has something that is not a tensor")

@@ -349,7 +349,7 @@ class _Writer:
         return self._buffers_of_tensors[storage]
 
     def _take(self, size: int) -> int:
-        """Return the free buffer that fits best: it grows least, or wastes least; a new one if none is free."""
+        """Return the free buffer that must grow least, then wastes least; a new buffer if none is free."""
         if not self._free:
             self._buffers.append(["tensor", size])
             return len(self._buffers) - 1
