@@ -31,8 +31,7 @@ from tvmflow.graph.ir import (
     with_fields,
 )
 
-# Tiles of up to this many rows get a tail tile for each row count. The limit is lower where unrolled inner loops are
-# more than `_MAX_STATEMENTS`.
+# Tiles of up to this many rows get a tail tile for each row count; fewer if they unroll to many statements.
 _MAX_EXACT_ROWS: Final = 6
 _MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
 _MAX_STATEMENTS: Final = 40
@@ -59,7 +58,6 @@ class _Condition(NamedTuple):
     """A condition `position < end` that limits the rows of a tile or the lanes of a vector.
 
     Attributes:
-        term: The condition.
         variables: The variables of loops within the tile that the condition depends on -> the loops' lengths.
         is_whole: The condition that the tile is whole.
         tail: The rows or values from the tile's first one to the end.
@@ -107,8 +105,7 @@ def _roll(loop: tirx.For) -> tirx.For:
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Initialize reductions of dynamic length before their loops.
 
-    LowerInitBlock initializes them in the first iteration. There may be no iteration, and in a short row the first
-    iteration does not reach all lanes.
+    LowerInitBlock does it in the first iteration. There may be none, and in a short row it does not reach all lanes.
     """
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
@@ -237,10 +234,7 @@ def _with_local_lengths(body: Any) -> Any:
 
 
 def _bind_divisions(loop: tirx.For) -> tirx.For:
-    """Bind the divisions in a parallel loop, fused from loops of dynamic lengths, to variables.
-
-    Each division of the loop's variable by a dynamic length is then computed once.
-    """
+    """Bind divisions of a parallel loop's variable by dynamic lengths, so that each is computed once."""
     if loop.kind != tirx.ForKind.PARALLEL:
         return loop
     bound: list[tuple[Any, Any]] = []

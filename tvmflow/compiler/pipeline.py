@@ -235,10 +235,7 @@ def run_phases(
     tracker: NodeTracker,
     dump: IRDump | None = None,
 ) -> tvm.IRModule:
-    """Run the passes of some phases in order.
-
-    The tracker follows bindings through each pass; the dump, if any, gets the module after each pass.
-    """
+    """Run the passes of some phases in order; after each pass, update the tracker and write to the dump."""
     called: set[str] | None = None
     for phase, steps in phases.items():
         for step in steps:

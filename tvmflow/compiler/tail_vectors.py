@@ -104,10 +104,7 @@ def _find_searched(body: Any) -> Any:
 
 
 def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
-    """Return a vectorized loop whose last vector is moved back into its row, if that is safe.
-
-    The condition that keeps the vector within its row is dropped then.
-    """
+    """Move a row's last vector back into the row and drop the condition on its end, if that is safe."""
     lane, lanes = loop.loop_var, int(loop.extent)
     realize = loop.body
     conditions = list_terms(realize.predicate)

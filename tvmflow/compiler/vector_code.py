@@ -288,8 +288,7 @@ def _find_tail(value: Any, divisor: int, analyzer: Any) -> int | None:
 
 
 # ---------------------------------------------------------------- first values of accumulators
-# If a value is subtracted from an accumulator at the end, such as for a zero point, the accumulator starts at minus
-# that value in place of 0.
+# An accumulator from which a value is subtracted at the end, as for a zero point, starts at minus that value, not 0.
 
 
 class _Address(NamedTuple):
@@ -390,8 +389,7 @@ def _replace_differences(
 # The instruction (smmla) leaves two accumulators of one pixel and two of the next pixel in a vector. The other loads
 # and stores of these accumulators are adapted.
 
-# A loop with this many dot products in its body is not worth unrolling. LLVM does not unroll to more than
-# `_MAX_UNROLLED` in all.
+# Unrolling a loop does not pay off with this many dot products in its body. LLVM unrolls to at most `_MAX_UNROLLED`.
 _MIN_LONG_BODY: Final = 36
 _MAX_UNROLLED: Final = 240
 # The same limit for the vector products of a depthwise convolution.

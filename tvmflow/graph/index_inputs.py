@@ -133,8 +133,7 @@ def find_nodes_of(
 ) -> dict[Any, str]:
     """Return, for variables of an imported `main`, the nodes of the user's model that compute them.
 
-    Bindings that an importer adds in front of a node have the node's name. For these, the node that computes their
-    operand is returned.
+    For bindings that an importer adds in front of a node, that is the node that computes their operand.
     """
     values = ir.DataFlow(main).values
     names = {

@@ -94,8 +94,7 @@ class RecurrentOperands(NamedTuple):
 
     Attributes:
         rounding: Not in ONNX, of shape (2,): the matmul with the recurrent weights reads the first value times the
-            state, plus the second value times the state clipped to -1 to 1 and rounded to `STATE_STEPS`. If it is
-            missing, the matmul reads the state itself.
+            state, plus the second times the state clipped to ±1 and rounded to `STATE_STEPS`; by default the state.
     """
 
     x: Any

@@ -237,8 +237,7 @@ def _fused_function(mod: tvm.IRModule, value: Any) -> relax.Function | None:
 def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[Any, list[int]]]:
     """Yield each variable of the graph with the value numbers of the calls that compute it.
 
-    A call of a fused function counts as the calls in its body. `numbers` maps (operator, operands' value numbers) to
-    value numbers.
+    A fused function counts as the calls in its body. `numbers`: (operator, operands' value numbers) -> value number.
     """
     for name, function in _list_functions(mod):
         numbering = _Numbering(mod, numbers)

@@ -16,8 +16,7 @@ _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"
 _NORM: Final = "relax.nn.batch_norm"
 
-# A norm after a bias is an addition, a multiplication and an addition: the first round moves the multiplication to the
-# weights, the second merges the additions.
+# A norm after a bias adds, multiplies and adds: one round folds the multiplication, the next merges the additions.
 _ROUNDS: Final = 2
 
 

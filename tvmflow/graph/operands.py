@@ -21,8 +21,8 @@ class Bound(NamedTuple):
     """The valid values of an operand.
 
     Attributes:
-        sizes: The sizes of the indexed axes: one size for all indices, or one for each position in the operand's last
-            axis, where None allows any value. None in place of the tuple for a divisor, which must not be 0.
+        sizes: The indexed axis' size, or a size for each position in the operand's last axis (None there allows any
+            value); None for a divisor, which must not be 0.
         from_end: Whether a negative index counts from the end.
         is_length: Whether any value is valid if the axis is not empty.
     """

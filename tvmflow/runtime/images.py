@@ -164,10 +164,7 @@ class Preprocessing(NamedTuple):
         return _make_table(self.input.dtype, self.scale, self.mean, self.std)
 
     def tensor(self, images: Sequence[Array]) -> Array:
-        """Return the input for images from `fit`; ImageMismatch if they exceed the batch.
-
-        The last image is repeated to fill the batch.
-        """
+        """Return the input for images from `fit`, the last one repeated; ImageMismatch if they are too many."""
         import numpy as np
 
         batch = self.input.shape[0]
@@ -341,9 +338,7 @@ def _convert_colour(pixels: Array, colour: str) -> Array:
 
 
 def crop_offset(size: int, new_size: int) -> int:
-    """Return the offset of a center crop along a side, as in torchvision's CenterCrop.
-
-    It is negative if the side is shorter than the crop.
+    """Return the offset of torchvision's CenterCrop along a side; negative if the side is too short.
 
     >>> crop_offset(256, 224), crop_offset(7, 4), crop_offset(9, 4), crop_offset(3, 8)
     (16, 2, 2, -2)

@@ -98,10 +98,7 @@ class StoredArray:
 
 
 def store_rows(give: Callable[[Callable[[Array], None]], Any]) -> StoredArray:
-    """Store the rows that `give` passes to its argument, of one shape and dtype, in a temporary file.
-
-    EnvironmentProblem if there is no space for it.
-    """
+    """Store the rows that `give` passes on in a temporary file; EnvironmentProblem without space for it."""
     import numpy as np
 
     unpacked = _open_temporary()
@@ -174,8 +171,7 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
 def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
     """Return the arrays of an npz file by name, large arrays as `StoredArray`.
 
-    Large arrays stay in the file, or in a temporary file if they are compressed. Arrays in Fortran order are read into
-    memory.
+    Large arrays stay in the file, or in a temporary file if compressed. Arrays in Fortran order are in memory.
 
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.

@@ -27,9 +27,8 @@ _FIX = (
 class Samples(NamedTuple):
     """Whole batches of inputs, which may be made on demand, with a label for each sample or None.
 
-    `total` is the number of samples; what exceeds it in the last batch is padding. `batch_size` is 0 for a batch that
-    cannot be divided into samples. If `is_stacked`, each batch is one sample: samples have an axis of their own, before
-    the axes of inputs and outputs.
+    `total` samples are real; the rest of the last batch is padding. `batch_size` is 0 for a batch that cannot be
+    divided into samples. If `is_stacked`, each batch is one sample, along an additional first axis of the arrays.
     """
 
     batches: Sequence[Feed]
@@ -212,10 +211,7 @@ def _check_problems(problems: Sequence[str], source: str, fix: str = _FIX) -> No
 def _read_labels(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], label: str, source: str
 ) -> Array | None:
-    """Return the labels, one value for each sample; None without an array for them.
-
-    An input of that name is not an array of labels.
-    """
+    """Return the labels, one value each; None if there is no such array, or it is an input."""
     array = arrays.get(label)
     if array is None or any(spec.name == label for spec in inputs):
         return None

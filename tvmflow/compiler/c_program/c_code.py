@@ -544,8 +544,7 @@ def write_shapes(name: str, shapes: Sequence[Sequence[Size]], values: Values) ->
 
 # ---------------------------------------------------------------- work in parallel loops
 # The number of threads for a kernel call. Passing a part of a loop to a spinning thread takes tenths of a microsecond,
-# waking a sleeping thread several microseconds. So short loops, and programs with only short loops, run on the
-# caller's thread.
+# waking a sleeping thread several. So short loops, and programs with only short loops, run on the caller's thread.
 
 # Vector operations and loads of a fast core in a nanosecond: 30 were measured in matmuls whose data are in the caches,
 # 5 to 10 where kernels wait for memory.

@@ -550,10 +550,7 @@ def plan_memory(program: Program) -> None:
 def plan_arena(
     steps: Sequence[Step], place: Place, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
-    """Assign an offset to each tensor of a memory; return the tensors and the bytes of the arena.
-
-    `pad` rounds a tensor's bytes up.
-    """
+    """Assign an offset to each tensor, with bytes padded by `pad`; return the tensors and all bytes."""
     # the first and the last step that touch each tensor
     spans: dict[Storage, tuple[int, int]] = {}
     for number, step in enumerate(walk(steps)):
