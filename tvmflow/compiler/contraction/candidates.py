@@ -3,7 +3,7 @@
 A register tile is `rows` times `vectors` accumulators (M times N). Each vector of weights is loaded once for all rows
 of the tile, and each value of the data once for all of its vectors (Goto and van de Geijn, "Anatomy of
 High-Performance Matrix Multiplication", 2008). Padding, packing, emitters and schedules all ask `estimate_speed`, so
-that a product is padded for the tile that its schedule takes.
+that a contraction is padded for the tile that its schedule takes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MAX_VECTORS: Final = 8
 MAX_ROWS: Final = 28
 """The most rows of a register tile."""
 
-# Padding: at most one vector for this many, one row for this many, and this many rows.
+# Limits of padding: one vector for each `_VECTORS_PER_PADDED`, one row for each `_ROWS_PER_PADDED`, at most this many.
 _VECTORS_PER_PADDED: Final = 16
 _ROWS_PER_PADDED: Final = 4
 _MAX_PADDED_ROWS: Final = 7
 
-# More vectors of packed columns would leave the cache where accumulators have many terms. A vector is packed in the
-# time in which it is multiplied with this many rows.
+# With many terms, more vectors of packed columns would not fit the cache. Packing a vector takes as long as
+# multiplying it with `_PACKING_TIME` rows.
 _MAX_PACKED_VECTORS: Final = 4
 _PACKING_TIME: Final = 2.0
 
@@ -54,11 +54,11 @@ class Arithmetic(Enum):
     BY_ELEMENT = auto()
     """A vector times any lane of another (64-bit ARM)."""
     VECTORS = auto()
-    """Vectors times vectors, as in depthwise convolutions, or no products, as in pooling."""
+    """Vectors times vectors, as in depthwise convolutions, or no multiplications, as in pooling."""
     DOT = auto()
     """int8 or bfloat16 dot products: an instruction adds several products to each accumulator."""
     DOT_BY_ELEMENT = auto()
-    """The same with a word of data from any lane of a vector."""
+    """Dot products with a 32-bit word of data from any lane of a vector."""
     BYTE_MATRICES = auto()
     """Matrices of 2 x 8 times 8 x 2 bytes (smmla)."""
 
@@ -69,21 +69,21 @@ def multiply_add(cpu: CpuModel) -> Arithmetic:
 
 
 class Contraction(NamedTuple):
-    """A contraction as its register tile divides it.
+    """A contraction: what decides its register tile.
 
     Attributes:
         rows: The rows of the result (M), such as positions of an image.
         vectors: The vectors of a row of the result (N).
         depth: The number of terms of each accumulator (K).
         arithmetic: How terms are multiplied.
-        is_product: Whether the loop over the terms is a single one, which LLVM does not unroll.
+        is_product: Whether there is a single loop over the terms, which LLVM does not unroll.
         has_long_loop: Whether the innermost loop over the terms is too long to be unrolled.
-        has_dynamic_rows: Whether a smaller tile computes the last rows, so that none are tested.
-        has_dynamic_vectors: The same of the last vectors.
-        holds_vectors: Whether LLVM keeps the vectors of weights of a term in registers, not the values of all rows:
-            the loop over vectors is the inner one in kernels that pack a matrix while they run.
+        has_dynamic_rows: Whether a smaller tile computes the last rows, so that no bounds checks are needed.
+        has_dynamic_vectors: Whether a smaller tile computes the last vectors.
+        holds_vectors: Whether LLVM keeps the weights of a term in registers, not the values of all rows. It does in
+            kernels that pack a matrix while they run, since their loop over vectors is the inner one.
         kernel_width: The positions of a row of a depthwise kernel; 0 for others.
-        row_stride: By how many positions of the kernel two rows lie apart.
+        row_stride: The distance between two rows, in kernel positions.
         spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
     """
 
@@ -102,7 +102,7 @@ class Contraction(NamedTuple):
 
     @classmethod
     def over(cls, loops: Sequence[int], **others: Any) -> Contraction:
-        """Return the contraction whose terms are added up in loops of some lengths, the innermost last."""
+        """Return a contraction with reduction loops of some lengths, the innermost last."""
         return cls(
             depth=math.prod(loops),
             is_product=len(loops) == 1,
@@ -119,12 +119,12 @@ class RegisterTile(NamedTuple):
 
     @property
     def accumulators(self) -> int:
-        """Their number."""
+        """The number of accumulators."""
         return self.rows * self.vectors
 
 
 def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile; 0 if instructions cannot compute it."""
+    """Estimate a tile's share of the peak throughput; 0 if instructions cannot compute it."""
     if computes_tails_apart(problem.arithmetic, cpu):
         return _estimate_with_tail_tiles(problem, tile, cpu)
     rows, vectors = tile
@@ -146,7 +146,7 @@ def computes_tails_apart(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
 
 
 def _estimate_with_tail_tiles(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile together with its remainder tiles."""
+    """Estimate the share of the peak throughput that a tile and its remainder tiles reach."""
     rows = [(problem.rows, tile.rows)]
     if not problem.has_dynamic_rows:
         rows = _split(problem.rows, tile.rows)
@@ -168,7 +168,7 @@ def _add_times(
     vectors: Sequence[tuple[int, int]],
     speed: Callable[[RegisterTile], float],
 ) -> float:
-    """Return the time of all parts of a product in multiplications of vectors."""
+    """Return the time of all parts of a contraction, in vector multiplications."""
     return sum(
         height * width / speed(RegisterTile(part_rows, part_vectors))
         for height, part_rows in rows
@@ -192,7 +192,7 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
     else:
         speed = _estimate_loop(problem, tile, cpu)
     if 0 < problem.kernel_width <= BY_ELEMENT.max_kernel_width and cpu.multiplicand_lanes:
-        # LLVM loads the data of a row of the kernel early, but for a few
+        # LLVM loads the data of a row of the kernel early, except for `late_loads` vectors
         data = (tile.rows - 1) * problem.row_stride + problem.kernel_width
         spilled = max(0, tile.rows + data - BY_ELEMENT.late_loads - cpu.registers)
         speed /= 1 + BY_ELEMENT.spill * spilled
@@ -203,11 +203,11 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
 def _estimate_tail(
     problem: Contraction, tile: RegisterTile, has_tail: tuple[bool, bool], cpu: CpuModel
 ) -> float:
-    """Estimate the speed of a tile whose last rows or vectors are tested, relative to one that is not."""
+    """Estimate the speed of a tile with bounds checks, relative to one without."""
     few_rows = VECTORS.few_rows if tile.rows <= FEW_ROWS < problem.rows else 1.0
     of_vectors = VECTORS.tested_tile if has_tail[1] else 1.0
     if problem.arithmetic is Arithmetic.BYTE_MATRICES:
-        # matrices are multiplied in whole tiles
+        # instructions multiply whole matrices, so no row can be left out
         return 0.0 if has_tail[0] else of_vectors
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
         return of_vectors * (VECTORS.tested_tile if has_tail[0] else 1.0)
@@ -221,7 +221,7 @@ def _estimate_tail(
 
 
 def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the speed of a tile whose last rows are tested, relative to one without tails."""
+    """Estimate the speed of a tile with bounds checks of rows, relative to one without."""
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
         return VECTORS.row_tail
     if cpu.has_broadcast_loads:
@@ -231,7 +231,7 @@ def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) 
 
 
 def _estimate_loop(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile whose loads compete with its multiplications."""
+    """Estimate the peak throughput share of a tile whose loads compete with its multiplications."""
     rows, vectors = tile
     costs = EMBEDDED_BROADCAST if cpu.has_broadcast_loads else VECTORS
     time = max(1.0, costs.base + costs.load * (vectors + rows) / tile.accumulators)
@@ -250,7 +250,7 @@ def _broadcasts(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
 
 
 def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the share of the peak throughput of a tile whose values are broadcast to registers first."""
+    """Estimate the peak throughput share of a tile whose values are broadcast to registers first."""
     rows, vectors = tile
     if problem.arithmetic is Arithmetic.DOT:
         instructions = BROADCAST.pair_instructions if cpu.has_pair_dots else 1
@@ -278,7 +278,7 @@ def _is_spilled(
     problem: Contraction, tile: RegisterTile, cpu: CpuModel, *, tests_rows: bool = False
 ) -> bool:
     """Return whether a tile and its operands need more registers than there are."""
-    # LLVM unrolls a loop of one vector twice, and holds the values of all rows then
+    # LLVM unrolls a loop with one vector twice, and then keeps the values of all rows in registers
     rows_are_held = tile.vectors == 1 or tile.rows <= tile.vectors
     operands = tile.rows if rows_are_held and not problem.holds_vectors else tile.vectors
     others = (1 if cpu.has_fma else 2) + (1 if tests_rows else 0)
@@ -286,7 +286,7 @@ def _is_spilled(
 
 
 def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the time of a tile of by-element instructions, in that of its multiplications; at least 1."""
+    """Estimate the time of a by-element tile, relative to its multiplications alone; at least 1."""
     rows, vectors = tile
     spilled = max(0, tile.accumulators + rows + BY_ELEMENT.multiplicand_registers - cpu.registers)
     waits = math.sqrt(max(1.0, MIN_ACCUMULATORS_BY_ELEMENT / tile.accumulators))
@@ -299,14 +299,14 @@ def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
 def _estimate_dot_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
     rows, vectors = tile
     loads = vectors + -(-rows // cpu.multiplicand_lanes)
-    # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
+    # words that do not fill a vector are loaded and broadcast one by one
     moves = rows if rows < cpu.multiplicand_lanes or not cpu.has_quads else 0
     others = moves + loads + BY_ELEMENT.loop_instructions
     if cpu.has_quads:
-        # two products a cycle, of four instructions
+        # a core issues four instructions a cycle, two of them dot products
         time = max(tile.accumulators + moves, (tile.accumulators + others) / 2, MIN_ACCUMULATORS)
     else:
-        # a product is two instructions; two of three run in a cycle
+        # a dot product is two instructions; a core issues three a cycle, two of them for dot products
         issued = (2 * tile.accumulators + others) / 3
         time = max(tile.accumulators + moves / 2, issued, MIN_ACCUMULATORS)
     return tile.accumulators / (time + BY_ELEMENT.exposed_load * loads)
@@ -316,7 +316,7 @@ def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput of byte matrices; 0 if accumulators are spilled."""
     rows, vectors = tile
     pairs = rows // 2
-    # two vectors of weights for four results, and one of data for two rows
+    # registers hold two vectors of weights for each vector of results, and one of data for two rows
     if rows % 2 or tile.accumulators + 2 * vectors + pairs > cpu.registers:
         return 0.0
     time = max(tile.accumulators, 2 * MIN_ACCUMULATORS) + pairs
@@ -324,9 +324,9 @@ def _estimate_byte_matrices(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
-    """Estimate the time to load weights once for all rows, in their multiplications; at least 1.
+    """Estimate the time to load weights, relative to their multiplications with all rows; at least 1.
 
-    Two multiplications a cycle use them. Those that do not fit into the first-level cache come from the second.
+    A core multiplies two vectors a cycle. Weights that exceed the first-level cache come from the second-level cache.
     """
     vector_bytes = FLOAT_BYTES * lanes
     if vectors * vector_bytes <= L1_BYTES:
@@ -335,7 +335,7 @@ def _estimate_weight_time(rows: int, vectors: int, lanes: int) -> float:
 
 
 def holds_unrolled_kernel(tile: RegisterTile, cpu: CpuModel) -> bool:
-    """Return whether a tile of by-element instructions spills nothing where kernel positions are unrolled."""
+    """Return whether a by-element tile spills nothing if kernel positions are unrolled."""
     return (
         tile.accumulators + tile.rows + BY_ELEMENT.unrolled_multiplicand_registers <= cpu.registers
     )
@@ -350,7 +350,7 @@ def holds_operands(tile: RegisterTile, cpu: CpuModel) -> bool:
 def _fits(arithmetic: Arithmetic, tile: RegisterTile, cpu: CpuModel) -> bool:
     """Return whether the registers hold the accumulators of a tile and some operands."""
     if arithmetic is Arithmetic.DOT_BY_ELEMENT:
-        # words are moved to all lanes shortly before their products are computed
+        # words are broadcast shortly before they are multiplied
         words = (
             tile.rows
             if cpu.has_quads
@@ -383,13 +383,13 @@ def _list_tiles(
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
 MAX_DYNAMIC_ROWS: Final = 8
-"""The most rows of a tile along a dynamic axis: code grows with the tiles that compute the last rows."""
+"""The most rows of a tile along a dynamic axis: each possible tail adds a tile to the code."""
 
 # The cost of copying one element into a padded window, in multiplications.
 _COPY_COST: Final = 3
-# The cost of reading one element of a window that leaves the first-level cache, where weights are few.
+# The cost of reading one element of a window that exceeds the first-level cache, if there are few weights.
 _L2_COST: Final = 1.5
-# The relative cost of testing each row where the last window is not full.
+# The relative cost of bounds checks of rows if the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
 
@@ -397,8 +397,8 @@ _MAX_WINDOW_HEIGHTS: Final = 4
 class Tile(NamedTuple):
     """The part of a result that is held in registers, and the order of the loops around it.
 
-    This many `window_rows` of the result share a window of padded data; 0 to pad all data first. The speed is the
-    estimated share of the peak throughput.
+    `window_rows` rows of the result share a window of padded data; 0 to pad all data first. `speed` is the estimated
+    share of the peak throughput.
     """
 
     shape: RegisterTile
@@ -461,15 +461,15 @@ def generate_tiles(
 
 
 def measure_overlap(padded: int, extent: int) -> tuple[int, int]:
-    """Return how many new rows of padded data each row of a result reads, and how many more the last one."""
+    """Return the new rows of padded data for each row of a result, and the additional rows for the last."""
     step = max(1, (padded - 1) // (extent - 1)) if extent > 1 else 1
     return step, max(0, padded - step * extent)
 
 
 def _measure_imbalance(window: Window, rows: int, cores: int) -> float:
-    """Return the time of windows of this many rows, relative to that of cores which are busy alike.
+    """Return the time of windows of this many rows, relative to perfectly balanced cores.
 
-    Images are up to twice as small as one of this height; the last window ends where the image does.
+    This is the mean over images from half of the height to all of it. The last window ends with the image.
     """
     parts, height = window.parts, window.height
     heights = range(-(-height // 2), height + 1)
@@ -478,7 +478,7 @@ def _measure_imbalance(window: Window, rows: int, cores: int) -> float:
 
 
 def _choose_window_heights(window: Window, cpu: CpuModel) -> list[int]:
-    """Return how many rows may share a padded window, the cheapest first; [0] if they are too large."""
+    """Return the heights of padded windows to try, the cheapest first; [0] if none fits the cache."""
     height, parts = window.height, window.parts
     row_work = window.work // height // parts
     costs = []
@@ -531,17 +531,17 @@ def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> lis
 
 
 def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
-    """Return the padded (rows, vectors) of a product with the least estimated time."""
+    """Return the padded (rows, vectors) of a contraction with the least estimated time."""
     return rank_paddings(problem, cpu)[0]
 
 
 def rank_paddings(
     problem: Contraction, cpu: CpuModel, max_ratio: float = 1.0
 ) -> list[tuple[int, int]]:
-    """Return the (rows, vectors) to which a product may be padded, ranked by estimated time.
+    """Return the (rows, vectors) to which a contraction may be padded, ranked by estimated time.
 
     Args:
-        problem: The product.
+        problem: The contraction.
         cpu: The CPU.
         max_ratio: The largest estimated time to return, relative to the least.
     """
@@ -554,9 +554,9 @@ def rank_paddings(
 def pad_rows(
     problem: Contraction, cpu: CpuModel, *, divides_rows: bool = False, min_gain: float = 1.0
 ) -> int:
-    """Return the rows, at least those of a contraction, that take the least time.
+    """Return the rows of a contraction, padded if that takes less time.
 
-    If tiles divide rows (`divides_rows`), all have to. More rows must be faster by more than `min_gain`.
+    With `divides_rows`, the rows of the tile must divide them. Padding must gain more than a factor of `min_gain`.
     """
     paddings = [
         padding
@@ -578,12 +578,12 @@ _MAX_DYNAMIC_ROWS: Final = 4
 
 
 def most_tile_rows(rows: Any) -> int:
-    """Return the most rows of a tile, of a number of rows that may be dynamic."""
+    """Return the most rows of a tile; fewer if the number of rows is dynamic."""
     return MAX_ROWS if isinstance(rows, int) else _MAX_DYNAMIC_ROWS
 
 
 class RowBlock(NamedTuple):
-    """Rows that are computed together, and a tile for each product; its rows divide the block's."""
+    """A block of rows, and a tile for each matmul; the rows of each tile divide the block's."""
 
     rows: int
     tiles: tuple[RegisterTile, ...]
@@ -593,15 +593,15 @@ class RowBlock(NamedTuple):
 def choose_row_block(
     rows: int, vectors: tuple[int, ...], max_rows: int, max_tile_rows: int, cpu: CpuModel
 ) -> RowBlock:
-    """Return the block of rows with which products of the same rows take the least time.
+    """Return the fastest block of rows for several matmuls with the same rows.
 
-    Each product has this many `vectors` in a row. At most `max_rows` are computed together, in tiles of
+    `vectors` are the vectors in a row of each matmul. A block has at most `max_rows` rows, a tile at most
     `max_tile_rows`.
     """
     blocks: list[tuple[float, RowBlock]] = []
     for together in range(1, min(MAX_ROWS, max_rows, rows + 2) + 1):
         best = [_choose_dividing_tile(together, count, max_tile_rows, cpu) for count in vectors]
-        # the packed matrices are read once for all of these rows
+        # the packed matrices are read once for each block of rows
         computed = -(-rows // together) * together * (1 + 1 / together)
         tiles = tuple(tile for _, tile in best)
         blocks.append((computed * sum(time for time, _ in best), RowBlock(together, tiles)))
@@ -612,7 +612,7 @@ def choose_row_block(
 def _choose_dividing_tile(
     rows: int, vectors: int, max_rows: int, cpu: CpuModel
 ) -> tuple[float, RegisterTile]:
-    """Return the time of a row, and the fastest tile that divides the rows."""
+    """Return the time of a row with the fastest tile whose rows divide the block's, and this tile."""
     tiles = (
         tile
         for tile in _list_tiles(min(rows, max_rows), vectors, multiply_add(cpu), cpu)
@@ -625,8 +625,7 @@ def _choose_dividing_tile(
 def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
     """Return the fastest tile of a kernel that packs the vectors of a tile once for all rows.
 
-    There is at least one vector of columns. The tail tile ends where the columns do: no tile is wider than all of
-    them.
+    There is at least one vector of columns. No tile is wider than all columns, since the tail tile ends with them.
     """
     vectors = -(-columns // cpu.lanes)
     widest = min(columns // cpu.lanes, _MAX_PACKED_VECTORS)
@@ -639,7 +638,7 @@ def choose_packing_tile(rows: int, columns: int, cpu: CpuModel) -> RegisterTile:
 def _estimate_parts(
     tile: RegisterTile, rows: int, vectors: int, cpu: CpuModel, packing_time: float = 0
 ) -> float:
-    """Return the time of a product whose tails are smaller tiles, in multiplications of vectors."""
+    """Return the time of a matmul with smaller tiles for its tails, in vector multiplications."""
     parts = _split(rows, tile.rows), _split(vectors, tile.vectors)
     return vectors * packing_time + _add_times(
         *parts, lambda part: estimate_packed_speed(part, cpu)
@@ -660,9 +659,9 @@ _DOT_ROWS: Final = range(5, 15)
 
 
 def fill_registers(sizes: Iterable[int], accumulators: int, registers: int) -> int:
-    """Return the largest size whose accumulators, this many each, fill at most half of the registers.
+    """Return the largest size n for which n * accumulators fill at most half of the registers.
 
-    LLVM keeps operands in the others; it is the smallest size if none fits.
+    LLVM keeps operands in the other half. If no size fits, this is the smallest one.
     """
     sizes = list(sizes)
     return max((n for n in sizes if n * accumulators <= registers // 2), default=min(sizes))
@@ -679,7 +678,7 @@ def largest_divisor(extent: int, limit: int) -> int:
 
 
 def pad_dot_rows(rows: int) -> int:
-    """Return the next number of rows that a tile divides: dot products compute no part of one."""
+    """Return the rows padded to whole tiles: dot products cannot compute a part of a tile."""
     if rows <= max(_DOT_ROWS):
         return rows
     return next(n for n in itertools.count(rows) if any(n % tile == 0 for tile in _DOT_ROWS))

@@ -1,4 +1,4 @@
-"""GPUs as kernels see them, and tiles of products and of attention with the least estimated time."""
+"""The limits of GPUs, and the tiles of matmuls and attention with the least estimated time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import tvm
 
-# Compute units of NVIDIA's GPUs: those of the smallest board of an architecture, from NVIDIA's data sheets.
+# The compute units of the smallest NVIDIA board of each architecture, from NVIDIA's data sheets.
 _CUDA_UNITS: Final = {
     "sm_50": 5,
     "sm_52": 13,
@@ -26,18 +26,18 @@ _CUDA_UNITS: Final = {
     "sm_89": 58,
     "sm_90": 114,
 }
-# The oldest architecture with tensor cores that CUDA C is compiled for: LLVM has no code of TVM's for them.
+# The oldest architecture with tensor cores that is compiled from CUDA C; TVM's LLVM backend cannot use them.
 _TENSOR_CORES: Final = 75
-# Figures of an integrated GPU, for unknown GPUs.
+# The compute units of an integrated GPU, assumed for unknown GPUs.
 _UNITS: Final = 16
-# The least that OpenCL, WebGPU and Metal promise.
+# The minimum limits that OpenCL, WebGPU and Metal guarantee.
 _THREADS: Final = 256
 _SHARED_BYTES: Final = 16384
 _LANES: Final = 32
-# Of 32 bits: with more, a compute unit holds too few threads.
+# 32-bit registers of a thread: with more, too few threads fit a compute unit.
 _REGISTERS: Final = {"cuda": 128, "nvptx": 128, "rocm": 128, "metal": 96}
 _FEW_REGISTERS: Final = 68
-# With this many results at once, and this many threads, a compute unit is busy while others wait.
+# A compute unit hides latencies if it computes this many results at once, with at least this many threads.
 _BUSY_RESULTS: Final = 2048
 _BUSY_THREADS: Final = 128
 
@@ -50,8 +50,8 @@ class Device(NamedTuple):
         shared_bytes: The most shared memory of a block.
         lanes: The threads that compute in step (warp, subgroup).
         units: The compute units that blocks are divided between.
-        registers: The most registers of a thread that leave enough threads for a compute unit.
-        has_tensor_cores: Whether kernels may multiply squares of float16 by units for it.
+        registers: The most registers of a thread with which enough threads fit a compute unit.
+        has_tensor_cores: Whether kernels may multiply float16 matrices with tensor cores.
     """
 
     threads: int
@@ -63,7 +63,7 @@ class Device(NamedTuple):
 
     @classmethod
     def from_target(cls, target: tvm.target.Target) -> Device:
-        """Return the limits that a target states, and the least that such GPUs have where it states none."""
+        """Return the limits of a target; where it states none, the minimum of such GPUs."""
 
         def limit(name: str, least: int) -> int:
             value = target.attrs.get(name)
@@ -80,27 +80,27 @@ class Device(NamedTuple):
         )
 
     def estimate_time(self, blocks: int, threads: int, work: float, results: int) -> float:
-        """Return the time of blocks whose threads have so much work for some results, in no unit.
+        """Return the relative time of blocks whose threads each do `work` for `results` results.
 
-        A compute unit with few threads is idle while these wait, unless each has several results to
-        work on (Volkov, Better performance at lower occupancy, 2010).
+        A compute unit with few threads idles while they wait for memory, unless each thread computes
+        several results (Volkov, Better performance at lower occupancy, 2010).
         """
         on_each = -(-blocks // self.units) * threads
         return work * max(on_each, _BUSY_RESULTS // results, _BUSY_THREADS)
 
 
-# ---------------------------------------------------------------- products
+# ---------------------------------------------------------------- matmuls
 
 VECTOR: Final = 4
-"""The numbers that a thread loads or stores at once: 16 bytes of float32."""
+"""The float32 values that a thread loads or stores at once: 16 bytes."""
 
 # The share of multiplications among the instructions of a thread with this many results.
 _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 # Loading an element from global memory takes as long as this many multiply-adds.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
-# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the
-# same unit of time. The values of a step are prefetched during the previous step.
+# The multiply-adds of a compute unit at once, and the latency of GPU memory, in multiply-adds of one pipeline. The
+# values of a step are prefetched during the previous step.
 _PIPELINES: Final = 128
 _WAIT: Final = 800
 _GROUPS: Final = (1, 2, 4, 8)
@@ -109,7 +109,7 @@ _GROUPS: Final = (1, 2, 4, 8)
 class Tile(NamedTuple):
     """The part of a result that a block of `down` times `across` threads computes.
 
-    Each of some groups of as many threads adds up a part of the depth.
+    There may be several such groups of threads; each adds up a part of the depth.
     """
 
     rows: int
@@ -149,7 +149,7 @@ TILES: Final = (
 
 
 def choose_depth(depth: int) -> int:
-    """Return how much of the depth is in shared memory at once: the largest of those with the least waste."""
+    """Return the depth to keep in shared memory at once: the one with least padding, then the largest."""
     return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
 
 
@@ -171,15 +171,15 @@ def choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | N
 
 
 def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
-    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    """Yield the tiles that fit a GPU; with many registers, the largest blocks rarely run."""
     for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
         sums = tile.rows * tile.columns if tile.groups > 1 else 0
         numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
-        # its results, the values that it multiplies and those of the next step, and addresses
+        # the results, the multiplicands of this step and of the next one, and addresses
         registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
         if (
             4 * tile.threads <= device.threads
-            # each thread adds up some results of all groups
+            # each thread adds up at least one result over all groups
             and tile.groups <= tile.results
             and 2 * tile.groups * tile.threads <= device.threads
             and 4 * numbers <= device.shared_bytes
@@ -191,18 +191,18 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
 # ---------------------------------------------------------------- tensor cores
 
 SIDE: Final = 16
-"""The rows, columns and depth of a square."""
+"""The rows, columns and depth of the squares that tensor cores multiply."""
 WARP: Final = 32
 """The threads of a warp."""
 
-# Bytes of a number of an operand, and of a result.
+# Bytes of an element of an operand (float16) and of a result (float32).
 _BYTES: Final = 2
 _RESULT_BYTES: Final = 4
 ROW_OFFSET: Final = SIDE // 2
-"""Rows that begin in different banks of shared memory are loaded at once."""
-# Of the values that are multiplied, at least this share must belong to the product, and not to padding.
+"""The padding of rows in shared memory: rows that begin in different banks are loaded at once."""
+# At least this share of the multiplied values must not be padding.
 _LEAST_USE: Final = 0.25
-# Cycles for copies to shared memory that threads wait for.
+# Cycles that threads wait for copies to shared memory.
 _WAIT_FOR_COPIES: Final = 100
 
 WARP_TILES: Final = (
@@ -231,7 +231,7 @@ def choose_warp_tile(lengths: dict[str, int], device: Device) -> tuple[Tile, int
 
 
 def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[Tile, int]]:
-    """Yield tiles, and the depth in shared memory at once, that a device has room for and a product fills."""
+    """Yield (tile, depth in shared memory) pairs that fit a GPU and need little padding."""
     for tile, depth in itertools.product(WARP_TILES, (2 * SIDE, SIDE)):
         sizes = {"row": tile.rows, "column": tile.columns, "depth": depth}
         use = math.prod(
@@ -244,17 +244,17 @@ def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[
             tile.threads * WARP <= device.threads
             and left + right + result <= device.shared_bytes
             and use >= _LEAST_USE
-            # TVM would put a smaller result, of float32, where an operand was, and fail to address it
+            # TVM would put a smaller float32 result into an operand's buffer, and fail to address it
             and result > max(left, right)
         ):
             yield tile, depth
 
 
 def _estimate_warps(lengths: dict[str, int], tile: Tile, depth: int, device: Device) -> float:
-    """Return the time of a product with a tile, in no unit.
+    """Return the relative time of a matmul with a tile.
 
     For a depth of 16, a compute unit of an A100 takes 4 cycles to multiply two squares, 4 to load a square
-    from shared memory, and 1 for 64 bytes of the memory of the GPU.
+    from shared memory, and 1 to load 64 bytes from GPU memory.
     """
     blocks = lengths["batch"] * math.prod(
         -(-lengths[kind] // size) for kind, size in (("row", tile.rows), ("column", tile.columns))
@@ -273,9 +273,9 @@ def _estimate_warps(lengths: dict[str, int], tile: Tile, depth: int, device: Dev
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes of attention: this many pairs of matrices, whose queries have a length of `depth`.
+    """The sizes of attention: `batch` matrices of `queries` times `keys` scores.
 
-    The length of a value is `values`.
+    A query or key has `depth` elements, a value has `values`.
     """
 
     batch: int
@@ -285,18 +285,18 @@ class AttentionSizes(NamedTuple):
     values: int
 
 
-# What a thread needs besides accumulators and operands, such as addresses.
+# Registers that a thread needs besides accumulators and operands, such as for addresses.
 _ATTENTION_REGISTERS: Final = 20
-# An exponential takes as long as this many products.
+# An exponential takes as long as this many multiplications.
 _EXPONENTIAL_COST: Final = 16
-# Where all threads wait for each other.
+# A barrier for all threads of a block takes as long as this many multiplications.
 _WAIT_COST: Final = 100
 
 
 class AttentionTile(NamedTuple):
     """A block of `down` threads along queries, and `across` along keys and elements of a result.
 
-    A thread computes the scores of this many queries (`rows`) and keys (`columns`) at once, and `values` of a result.
+    A thread computes the scores of `rows` queries and `columns` keys at once, and `values` elements of each result.
     """
 
     rows: int
@@ -327,16 +327,16 @@ class AttentionTile(NamedTuple):
 
     @property
     def key_stride(self) -> int:
-        """The same for each key."""
+        """The stride of rows with a value for each key in shared memory, padded likewise."""
         return self.keys + VECTOR
 
     @property
     def value_stride(self) -> int:
-        """The distance of values in shared memory."""
+        """The distance between the values of two keys in shared memory, in elements."""
         return self.values * self.across
 
     def shared_sizes(self, depth: int) -> tuple[int, int, int, int]:
-        """Return the values in shared memory: queries, keys or values, weights, and parts of sums."""
+        """Return the elements in shared memory: queries, keys or values, weights, and partial sums."""
         return (
             depth * self.query_stride,
             max(depth * self.key_stride, self.keys * self.value_stride),
@@ -362,7 +362,7 @@ def choose_attention_tile(sizes: AttentionSizes, device: Device) -> AttentionTil
 
 
 def _list_attention_tiles(sizes: AttentionSizes, device: Device) -> Iterator[AttentionTile]:
-    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    """Yield the tiles that fit a GPU; with many registers, the largest blocks rarely run."""
     for across, down, rows, columns in itertools.product(
         (4, 8, 16, 32), (4, 8, 16), (2, 4), (1, 2, 4)
     ):

@@ -1,8 +1,8 @@
 """CPUs as kernels and schedules see them: vectors, instructions, caches, costs of register tiles.
 
-All figures of a CPU that decide how code is divided stand here, with where they come from: data sheets, or times that
+All figures of a CPU that decide how code is tiled are here, with their source: data sheets, times that
 `benchmarks/kernels/tile_ranks.py` measured on machines A (EPYC Zen 4 and 5, AVX-512) and B (EPYC
-Zen 3, AVX2), or cycles that models of ARM cores count (docs/emulation.md).
+Zen 3, AVX2), or cycles from models of ARM cores (docs/emulation.md).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tvm.target import codegen
 from tvmflow.core.types import Json
 
 _CORES: Final = 4
-"""The cores that untuned schedules are balanced for, on every machine: the same code runs with any number of threads.
+"""Untuned schedules are balanced for this many cores, and run with any number of threads.
 
-Parts for 4 cores are enough for 16, and with one thread they cost less than a twentieth.
+Parts for 4 cores also keep 16 busy, and slow down a single thread by less than 5%.
 """
 
 
@@ -33,7 +33,7 @@ PARTS_PER_CORE: Final = 16
 STRIPS_PER_CORE: Final = 2
 """With this many parts of a Winograd convolution for each core, all cores are busy."""
 BATCHES_PER_CORE: Final = 4
-"""With this many batches for each core, each packs its matrices for itself, while they are in its cache."""
+"""With this many batches per core, each core packs its own matrices, while they are in its cache."""
 
 MIN_LANES: Final = 4
 """Vectors of fewer lanes are not worth their instructions."""
@@ -44,7 +44,7 @@ _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16
 # By-element float16 instructions address only half of the registers, so LLVM spills earlier.
 _REGISTERS_WITHOUT_LANES: Final = 4
-# The vectors of a tile of four rows or more, whose accumulators fill half of 32 registers.
+# The vectors of packed columns: the accumulators of a tile of four such rows fill half of 32 registers.
 _PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache.
@@ -53,7 +53,7 @@ FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
 """The float32 values in a line of a cache."""
 CACHED_LINES: Final = 64
-"""This many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
+"""This many separate cache lines, such as rows of a transposed tile, stay in the first-level cache."""
 PACKED_FLOATS: Final = L1_BYTES * 3 // 4 // FLOAT_BYTES
 """This many elements of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
 
@@ -63,16 +63,16 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("uint8", 4): "llvm.x86.avx512.vpdpbusd.128",
     ("int8", 4): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
-"""The dtype of data and the number of accumulators -> LLVM's intrinsic that adds four products of data and int8 weights to each accumulator."""
+"""(dtype of data, accumulators) -> LLVM's intrinsic that adds four products with int8 weights to each."""
 
 
 class PairInstructions(NamedTuple):
     """Instructions of x86-64 that multiply vectors of bytes.
 
     Attributes:
-        feature: LLVM's name of the feature that adds them.
-        multiply: The one that adds two products of uint8 and int8 each, as int16, which saturates.
-        promote: The one that adds two products of int16 each, as int32.
+        feature: LLVM's name of the CPU feature that adds them.
+        multiply: The intrinsic that adds two products of uint8 and int8 to each int16, saturating.
+        promote: The intrinsic that adds two products of int16 to each int32.
     """
 
     feature: str
@@ -87,13 +87,13 @@ PAIR_INSTRUCTIONS: Final[Mapping[int, PairInstructions]] = {
         "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"
     ),
 }
-"""The float32 values of a vector -> its instructions."""
+"""The float32 lanes of a vector -> its instructions."""
 MATRIX_INSTRUCTION: Final = "llvm.aarch64.neon.smmla.v4i32.v16i8"
-"""LLVM's intrinsic that multiplies two rows of eight bytes with two others, and adds the four products to accumulators."""
+"""LLVM's intrinsic that multiplies 2×8 and 8×2 matrices of int8 and adds to four accumulators."""
 
 
 SHARED_LANES: Final = 16
-"""The float32 values of the widest vectors of all levels of x86-64, for which they store weights alike."""
+"""The float32 lanes of the widest x86-64 vectors: all ISA levels share weights packed for them."""
 
 
 BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
@@ -102,7 +102,7 @@ BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
     ("x86_64", 4): "llvm.x86.avx512bf16.dpbf16ps.128",
     ("aarch64", 4): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
 }
-"""The architecture and the number of accumulators -> LLVM's intrinsic that adds two bfloat16 products to each float32 accumulator."""
+"""(architecture, accumulators) -> LLVM's intrinsic that adds two bfloat16 products to each float32."""
 
 _BFLOAT16_FEATURES: Final = {"x86_64": {"avx512bf16", "avx512vl"}, "aarch64": {"bf16", "neon"}}
 
@@ -117,13 +117,13 @@ class LoopCosts(NamedTuple):
     Attributes:
         base: The time of a tile without its loads, relative to that of its multiplications.
         load: The time of a load of a vector or a row. Two loads take the time of two multiplications.
-        spill: The time that each register adds which LLVM has to spill.
-        row_tail: The speed of a tile whose rows are tested one by one, if it spills nothing.
-        tested_tile: The same of one whose accumulators LLVM spills, as it may where vectors are tested, too.
-        tested_accumulators: This many accumulators stay in registers where each row is tested.
-        more_vectors_than_rows: The speed of a tile of more vectors than rows, where data are vectors: a vector
-            costs more loads than a row then.
-        few_rows: The speed of tiles of one or two rows, which load weights for few multiplications.
+        spill: The time that each spilled register adds.
+        row_tail: The relative speed of a tile with bounds checks of rows, if it spills nothing.
+        tested_tile: The relative speed of a tile that spills accumulators because of bounds checks.
+        tested_accumulators: This many accumulators stay in registers despite bounds checks of rows.
+        more_vectors_than_rows: The relative speed of a tile with more vectors than rows if data are vectors: then
+            a vector needs more loads than a row.
+        few_rows: The relative speed of tiles of one or two rows, which load weights for few multiplications.
     """
 
     base: float
@@ -145,22 +145,22 @@ VECTORS: Final = LoopCosts(
 
 
 class BroadcastCosts(NamedTuple):
-    """The costs of a loop that broadcasts each value to a register first; machine B.
+    """The costs of a loop that broadcasts each value to a register before use; machine B.
 
-    So it is with SSE, AVX2, RISC-V and WebAssembly.
+    SSE, AVX2, RISC-V and WebAssembly need such loops.
 
-    LLVM holds the rows or the vectors of a tile while it multiplies, whichever are fewer.
+    LLVM keeps the rows or the vectors of a tile in registers while it multiplies, whichever are fewer.
     """
 
     # the time of a load from the first-level cache that multiplications do not hide
     load: float = 0.1
     l2_load: float = 0.3  # the same from the second-level cache
     l2_bytes_per_cycle: int = 32  # how fast weights are read from that cache
-    # a load broadcasts to vectors of this many float32; values are shuffled to all lanes of others
+    # a load can broadcast to vectors of this many float32 lanes; other vectors need a shuffle
     broadcast_lanes: int = 8
     loads_of_shuffle: int = 2  # the loads that a shuffle counts as
     spilled: float = 0.65  # the speed of a tile that is spilled
-    # a pair of bytes takes as many instructions; the first reads weights from memory
+    # the instructions of a dot product of byte pairs; the first reads weights from memory
     pair_instructions: int = 3
     weight_load_of_pairs: float = 0.2  # the time of that load
     broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
@@ -179,20 +179,20 @@ class ByElementCosts(NamedTuple):
     """
 
     vector_loads: float = 2.0  # the loads of a vector
-    row_loads: float = 0.5  # those of a row
-    spill: float = 0.1  # the share of the tile's time that each register too many costs
+    row_loads: float = 0.5  # the loads of a row
+    spill: float = 0.1  # the share of the tile's time that each spilled register adds
     multiplicand_registers: int = 4  # the registers of multiplicands that are loaded early
-    unrolled_multiplicand_registers: int = 9  # the same where kernel positions are unrolled
+    unrolled_multiplicand_registers: int = 9  # the same if kernel positions are unrolled
     late_loads: int = 2  # the vectors of a row of a depthwise kernel that are not loaded early
     max_kernel_width: int = 7  # the widest depthwise kernel that LLVM unrolls
-    # how fast CPUs read the second-level cache, in which they differ little
+    # how fast CPUs read the second-level cache; they differ little
     l2_bytes_per_cycle: int = 32
     # the relative speed of a tile whose weight vectors span several blocks of packed columns
     spread_columns: float = 0.88
     loop_instructions: int = 4  # the instructions of a loop of dot products that do not multiply
     pair_registers: int = 3  # the registers of products of pairs that are not added up yet
     exposed_load: float = 0.1  # the part of the time of a load that other instructions do not hide
-    matrix_load: float = 0.3  # the same of a load of matrices of bytes
+    matrix_load: float = 0.3  # the same for a load of byte matrices
 
 
 BY_ELEMENT: Final = ByElementCosts()
@@ -202,11 +202,11 @@ OPERAND_REGISTERS: Final = 4
 MIN_ACCUMULATORS: Final = 8
 """Accumulators that keep two pipelines with a latency of four cycles busy."""
 MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
-"""The same of by-element instructions, which need some more while operands are loaded."""
+"""The same for by-element instructions, which need more while operands are loaded."""
 MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
 """The same without fused multiply-add, where only the latency of an addition counts."""
 FEW_ROWS: Final = 2
-"""See `LoopCosts.few_rows`."""
+"""Tiles of at most this many rows are slower, by `LoopCosts.few_rows`."""
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -256,18 +256,18 @@ class CpuModel(NamedTuple):
         registers: The number of vector registers.
         l2_bytes: The size of a core's second-level cache.
         cores: The number of cores that the work is divided for.
-        has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
+        has_broadcast_loads: True if a multiplication can read one value from memory for all lanes.
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
-        has_quads: Whether these add four products to each accumulator; two otherwise.
-        has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest int8 dot products: their weights have 7 bits.
+        has_quads: Whether dot product instructions add four products to each accumulator, not two.
+        has_pair_dots: Whether `PAIR_INSTRUCTIONS` are the fastest int8 dot products; they need 7-bit weights.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without
             them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
         multiplicand_lanes: The lanes that by-element FMA selects from; 0 without such instructions.
-        issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
+        issue_time: The time to issue a by-element multiplication, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """
 
@@ -290,7 +290,7 @@ class CpuModel(NamedTuple):
 
     @property
     def dot_instruction(self) -> str | None:
-        """LLVM's intrinsic that adds four int8 products to each number of a vector; None without it."""
+        """LLVM's intrinsic that adds four int8 products to each lane of a vector; None without it."""
         has_one = self.dot_dtype is not None and self.has_quads and not self.has_pair_dots
         return DOT_INSTRUCTIONS.get((self.dot_dtype or "", self.lanes)) if has_one else None
 
@@ -306,40 +306,40 @@ class CpuModel(NamedTuple):
 
     @property
     def cached_weight_bytes(self) -> int:
-        """The weights that stay in the second-level cache while data pass through it."""
+        """The bytes of weights that stay in the second-level cache while data pass through it."""
         return self.l2_bytes * 3 // 4
 
     @property
     def cached_data_bytes(self) -> int:
-        """The data that stay in the second-level cache while weights pass through it."""
+        """The bytes of data that stay in the second-level cache while weights pass through it."""
         return self.l2_bytes // 2
 
     @property
     def packed_columns(self) -> int:
-        """The columns of packed weights that lie together.
+        """The columns of packed weights that are contiguous.
 
-        With small caches of few ways, rows of a tile from several places evict each other.
+        In small caches of few ways, rows of a tile that lie apart would evict each other.
         """
         return self.lanes * (_PACKED_VECTORS if self.multiplicand_lanes else 1)
 
     def divides_packs(self, vectors: int) -> bool:
-        """Return whether a tile of this many vectors reads packed columns that lie together."""
+        """Return whether a tile of this many vectors reads contiguous packed columns."""
         return not self.multiplicand_lanes or _PACKED_VECTORS % vectors == 0
 
     @property
     def unspilled_registers(self) -> int:
-        """The registers of a tile's values beyond which LLVM begins to spill some."""
+        """LLVM begins to spill if a tile needs more registers than this."""
         return self.registers * 11 // 16
 
     @property
     def broadcasts_first(self) -> bool:
-        """True if a number is moved to all lanes of a register before it is multiplied."""
+        """True if a value is broadcast to all lanes of a register before it is multiplied."""
         return not self.has_broadcast_loads and not self.multiplicand_lanes
 
     def for_seven_bit_weights(self) -> CpuModel:
         """Return the CPU for a model whose int8 weights are from -64 to 64.
 
-        The sum of two of their products with bytes fits into int16.
+        The sum of two products of such a weight and a byte fits into int16.
         """
         return self._replace(dot_dtype="uint8") if self.has_pair_dots else self
 
@@ -411,7 +411,7 @@ class _Family(NamedTuple):
         architectures: A pattern of LLVM's names.
         feature: LLVM's name of the feature that adds the vectors; empty if all have them.
         model: The common model.
-        cores: The fields of single cores (`mcpu`) that differ.
+        cores: For a single core (`mcpu`), the fields that differ from the model.
     """
 
     architectures: str
@@ -422,21 +422,21 @@ class _Family(NamedTuple):
 
 # Where LLVM prefers 256 bits, a CPU lowers its clock for wider vectors.
 _LOW_CLOCK_COST: Final = 1.25
-# Of these, a core multiplies one vector of 128 bits a cycle (Arm's software optimization guides).
+# These cores multiply one 128-bit vector a cycle (Arm's software optimization guides).
 _ONE_MULTIPLICATION: Final = {"issue_time": 0.6}
 
 _FAMILIES: Final = (
-    # 1 MiB of Skylake-SP, Zen 4 and 5; Zen 4 has registers of 512 bits and units of 256 (machine A: 1.7)
+    # L2: 1 MiB (Skylake-SP, Zen 4 and 5); Zen 4 has 512-bit registers and 256-bit units (machine A: 1.7)
     _Family(
         ".*",
         "avx512f",
         CpuModel(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, has_fma=True),
         {"znver4": {"full_vector_cost": 1.7}},
     ),
-    # 512 KiB of Zen 1 to 3; clients of Intel before Ice Lake have 256 KiB
+    # L2: 512 KiB (Zen 1 to 3); Intel's client CPUs before Ice Lake have 256 KiB
     _Family(".*", "avx", CpuModel(8, 16, 1 << 19, _CORES)),
     _Family("x86_64|i686", "", CpuModel(4, 16, 1 << 18, _CORES)),
-    # 512 KiB to 1 MiB for a core from Cortex-A72 to Neoverse N1; Cortex-A57 and A72 divide four values in 34 cycles
+    # L2: 512 KiB to 1 MiB a core, Cortex-A72 to Neoverse N1; Cortex-A57 and A72 divide four values in 34 cycles
     _Family(
         "aarch64|arm64",
         "",
@@ -457,5 +457,5 @@ _FAMILIES: Final = (
 
 
 def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:
-    """Return the model for which untuned kernels are scheduled; None if no rules are used (0)."""
+    """Return the model that untuned kernels are scheduled for; None if `rules_version` is 0 (no rules)."""
     return CpuModel.from_target(target) if rules_version else None

@@ -1,7 +1,7 @@
-"""Products of two matrices that the model computes, as loops with their accumulators in registers.
+"""Matmuls of two computed matrices, as loops with accumulators in registers.
 
-A register tile is `vectors` of columns times `rows`. The right matrix is packed first, so that the columns of a tile
-are one contiguous piece of memory. The functions emit TIR; they must be called within an `IRBuilder`.
+A register tile is `rows` rows times `vectors` vectors of columns. The right matrix is packed first, so that the
+columns of a tile are contiguous in memory. The functions emit TIR; they must be called within an `IRBuilder`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LAST_LANES: Final = "tvmflow.last_lanes"
 
 
 def positive(size: IrSize) -> IrSize:
-    """Return a size as a divisor: TVM takes some dynamic ones for 0 (apache-tvm 0.27)."""
+    """Return a size to divide by: TVM takes some dynamic sizes for 0 (apache-tvm 0.27)."""
     return tirx.max(size, 1) if is_dynamic(size) else size
 
 
 def allocate(size: IrSize, dtype: str = FLOAT) -> Any:
-    """Emit the allocation of a buffer of one axis."""
+    """Emit the allocation of a one-dimensional buffer."""
     buffer = T.alloc_buffer((size,), dtype)
     if is_dynamic(size):
-        # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
+        # declared again: TVM replaces the size of an allocated buffer by a formula of all accesses (apache-tvm 0.27)
         buffer = T.decl_buffer((size,), dtype, data=buffer.data)
     return T.buffer_proxy(buffer)
 
@@ -45,7 +45,7 @@ def allocate_registers(*shape: int, dtype: str = FLOAT) -> Any:
 
 
 def reduce_lanes(vector: Any, function: Callable[[Any, Any], Any], lanes: int) -> None:
-    """Emit the reduction of the lanes of a vector, a power of two, to its first one, by halves."""
+    """Emit a pairwise reduction of a vector into its first lane; `lanes` is a power of two."""
     while lanes > 1:
         lanes //= 2
         with T.vectorized(lanes) as lane:
@@ -53,7 +53,7 @@ def reduce_lanes(vector: Any, function: Callable[[Any, Any], Any], lanes: int) -
 
 
 class Columns(NamedTuple):
-    """The columns of a packed matrix, in tiles of vectors of this many lanes; the last may have fewer."""
+    """The columns of a packed matrix, in tiles of `vectors` vectors; the last tile may have fewer."""
 
     size: IrSize
     lanes: int
@@ -61,17 +61,17 @@ class Columns(NamedTuple):
 
     @property
     def padded(self) -> IrSize:
-        """The number of columns in whole vectors."""
+        """The number of columns, rounded up to whole vectors."""
         return divide_up(self.size, self.lanes) * self.lanes
 
     def iterate(self) -> Iterator[tuple[Any, IrSize]]:
-        """Emit the loop over all tiles; yield the first column of a tile and how many it has."""
+        """Emit the loop over all tiles; yield the first column and the number of columns of each."""
         return iterate_pieces(self.size, self.vectors * self.lanes)
 
     def iterate_tiles(self) -> Iterator[tuple[Any, int]]:
-        """Emit the loop over all tiles; yield the first column of a tile and how many vectors it has.
+        """Emit the loop over all tiles; yield the first column and the number of vectors of each.
 
-        Where the number of columns is dynamic, the tail tile is one of several that are emitted.
+        If the number of columns is dynamic, a tail tile is emitted for each number of vectors it may have.
         """
         if not is_dynamic(self.size):
             for start, count in self.iterate():
@@ -89,7 +89,7 @@ class Columns(NamedTuple):
 def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
     """Emit the loop over pieces of a range; yield the start and the length of each.
 
-    The last piece may be shorter; that of a dynamic range may have no elements.
+    The last piece may be shorter; the last piece of a dynamic range may be empty.
     """
     if is_dynamic(length):
         with T.serial(length // size) as piece:
@@ -109,7 +109,7 @@ def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
 def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
     """Emit vector loops over a range; yield the index.
 
-    The last vector may be shorter; that of a dynamic range is a loop over its values.
+    The last vector may be shorter; in a dynamic range, a loop over its elements computes it.
     """
     for start, count in iterate_pieces(length, lanes):
         with iterate_last(count, lanes) if is_dynamic(count) else T.vectorized(count) as lane:
@@ -132,13 +132,13 @@ def pack(
 ) -> None:
     """Emit the packing of a matrix (depth, columns) into tiles, padded with zeros to whole vectors.
 
-    The first tile is written at `base`. Elements of a row are next to each other in memory if it `is_contiguous`.
+    The first tile is written at `base`. If `is_contiguous`, the elements of a row are adjacent in memory.
     """
     for start, count in columns.iterate():
         width = divide_up(count, columns.lanes) * columns.lanes
         tile = base + start * depth
         if is_dynamic(count):
-            # whole vectors of zeros, over which the last values are written
+            # zero the last vector of each row; the last elements overwrite some of its lanes
             lanes = T.vectorized(columns.lanes)
             with T.If(count > 0), T.Then(), T.serial(depth) as k, lanes as lane:
                 packed[tile + k * width + (width - columns.lanes) + lane] = T.float32(0)
@@ -147,7 +147,7 @@ def pack(
                 for column in iterate_vectors(count, columns.lanes):
                     packed[tile + k * width + column] = source(k, start + column)
         else:
-            # reads along the memory: rows of data may be apart by a multiple of the cache's sets
+            # read in memory order: rows may lie a multiple of the cache's sets apart, and evict each other
             with T.serial(count) as column, T.serial(depth) as k:
                 packed[tile + k * width + column] = source(k, start + column)
         if not is_dynamic(count) and width > count:
@@ -156,15 +156,15 @@ def pack(
 
 
 class Product(NamedTuple):
-    """A product of some rows and a packed matrix.
+    """A matmul of some rows with a packed matrix.
 
     Attributes:
         rows: The number of rows, a multiple of `tile_rows`.
         depth: The length of the reduction, which may be dynamic.
-        columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
+        columns: The columns of the packed matrix and of the result. A row of the result has `columns.padded` elements.
         tile_rows: The rows of a tile.
-        factors: The rows of the right matrix whose factors are lanes of one vector; 1 if each is loaded.
-        stride: The distance of the rows of the result; None if there is nothing between them.
+        factors: The terms whose left multiplicands are lanes of one vector; 1 if each multiplicand is loaded alone.
+        stride: The distance between rows of the result, in elements; None if they are contiguous.
     """
 
     rows: IrSize
@@ -175,7 +175,7 @@ class Product(NamedTuple):
     stride: IrSize | None = None
 
     def emit(self, left: Element, packed: Any, base: Any, result: Any) -> None:
-        """Emit the product of rows and the matrix that `pack` has written at a base."""
+        """Emit the matmul with the matrix that `pack` has written at `base`."""
         for start, vectors in self.columns.iterate_tiles():
             for terms in self._iterate_terms(vectors * self.columns.lanes):
                 with T.serial(self.rows // self.tile_rows) as group:
@@ -183,10 +183,10 @@ class Product(NamedTuple):
                     self._emit_tile(left, packed, base, result, vectors, corner, terms)
 
     def _iterate_terms(self, width: int) -> Iterator[tuple[Any, IrSize]]:
-        """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
+        """Emit the loop over blocks of terms that fit the cache; yield the first term and the count of each."""
         if is_dynamic(self.depth):
             size = max(PACKED_FLOATS // width, 1)
-            # empty reductions are 0
+            # at least one block, which writes the zeros of an empty reduction
             with T.serial(tirx.max(divide_up(self.depth, size), 1)) as piece:
                 yield piece * size, tirx.min(self.depth - piece * size, size)
             return
@@ -250,31 +250,31 @@ class Accumulators(NamedTuple):
 
     @classmethod
     def allocate(cls, *shape: int) -> Accumulators:
-        """Emit an allocation."""
+        """Emit the allocation of accumulators of a shape (rows, vectors, lanes)."""
         return cls(allocate_registers(*shape), *shape)
 
     def iterate(self) -> Iterator[tuple[list[Any], Any, Any]]:
-        """Emit loops over all accumulators; yield the index of one, its row and its column."""
+        """Emit loops over all accumulators; yield the index, row and column of each."""
         with T.unroll(self.rows) as p, T.unroll(self.vectors) as v, T.vectorized(self.lanes) as c:
             yield [p, v, c], p, v * self.lanes + c
 
     def add(self, left: Callable[[Any], Any], right: Callable[[Any], Any]) -> None:
-        """Emit the addition of a product of the values of a row and of a column."""
+        """Emit the multiply-adds of each row's `left` and each column's `right`."""
         for index, row, column in self.iterate():
             self.buffer[index] = self.buffer[index] + left(row) * right(column)
 
 
 def count_rows(rows: IrSize, first: Any, together: int, tile_rows: int) -> IrSize:
-    """Return how many rows of a block of `together` are computed: whole tiles of a dynamic number of rows."""
+    """Return the rows to compute in a block of `together`: whole tiles if the number is dynamic."""
     if not is_dynamic(rows):
         return together
     return tirx.min(divide_up(rows - first, tile_rows) * tile_rows, together)
 
 
 class Batches(NamedTuple):
-    """The blocks of rows of matrices; `shared` consecutive ones of these share packed ones.
+    """Left matrices with `blocks` blocks of rows; `shared` consecutive ones share packed matrices.
 
-    There are `typical` matrices where their number is dynamic.
+    `typical` is the number of matrices, or its tuning size if the number is dynamic.
     """
 
     matrices: IrSize
@@ -294,8 +294,8 @@ def emit_batches(
 
     Args:
         batches: The parts.
-        sizes: The sizes of the packed matrices of a group that shares them.
-        cores: The cores that the work is divided for.
+        sizes: The sizes of the packed matrices of a group, in elements.
+        cores: The cores that the work is divided between.
         pack: Emits the packing for a group, into a slot of buffers.
         compute: Emits a block of rows of a matrix, with the packed matrices in a slot of buffers.
     """
@@ -317,6 +317,6 @@ def emit_batches(
 
 
 def loop_over(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
-    """Emit a loop, whose iterations cores divide if it is parallel; yield the index."""
+    """Emit a parallel or serial loop; yield the index."""
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
     return loop

@@ -18,7 +18,7 @@ from tvmflow.core.choices import DIRECT, tile_size
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, simplify
 
 RECTANGLE: Final = 42
-"""A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""
+"""A tile of 4×2: over an axis of 7 pixels, two tiles of 4 waste as much as four of 2."""
 SQUARES: Final = (2, 4)
 """The tiles with as many rows as columns, the smallest first."""
 KERNEL: Final = 3
@@ -26,13 +26,13 @@ KERNEL: Final = 3
 
 
 class Costs(NamedTuple):
-    """The constants of an estimated time: times in multiplications of vectors, for each lane of a vector.
+    """The constants of the cost model: times in vector multiplications, for each lane of a vector.
 
     Attributes:
-        transforms: By the size of a tile and the stride, to transform the data, or the result, of a tile of one
-            block of channels.
-        memory: To read a vector of weights from memory.
-        gain: By this factor a tile must be better than the direct convolution.
+        transforms: (tile size, stride) -> the time to transform the data or the result of a tile for one block of
+            channels.
+        memory: The time to read a vector of weights from memory.
+        gain: A tile must be faster than the direct convolution by this factor.
     """
 
     transforms: Mapping[tuple[int, int], float]
@@ -41,14 +41,14 @@ class Costs(NamedTuple):
 
 
 _COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
-# With 16 registers, which do not hold the 36 elements of a tile.
+# For 16 registers, which cannot hold the 36 elements of a tile.
 _SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
 # For 64-bit ARM it is assumed that a core reads 2 bytes from memory in the time of a multiplication: 3 GB/s of a
 # Cortex-A72 of 1.5 GHz, 10 GB/s of a Neoverse N1 of 2.6 GHz, which does two in a cycle.
 _LANE_COSTS: Final = _COSTS._replace(
     transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
 )
-# By this factor columns that are added must make the product faster.
+# Padding columns must make the matmul faster by this factor.
 _MIN_PADDING_GAIN: Final = 1.05
 
 
@@ -62,9 +62,9 @@ class Geometry(NamedTuple):
         kernel_depth: The depth of the kernel.
         stride: The stride down the depth.
         dilation: The dilation down the depth.
-        tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
+        tile_columns: The columns of tiles are padded to a multiple of this (see `pad_columns`).
         is_separate: Whether tiles are transformed along one axis and then along the other. This takes fewer
-            sums, and registers for all elements of a tile.
+            additions, but registers for all elements of a tile.
         step: The stride in height and width, 1 or 2; 2 only where transforms are separate.
     """
 
@@ -98,12 +98,12 @@ class Geometry(NamedTuple):
 
 
 def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
-    """Return the tiles of a CPU that multiplies by element, or of another one, the smallest first."""
+    """Return the tile sizes to try, the smallest first; by-element instructions allow more."""
     return (2, RECTANGLE, 4) if takes_lanes else SQUARES
 
 
 def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
-    """Return the constants by which the rules estimate a time.
+    """Return the constants of the rules' cost model.
 
     They depend on whether there are 16 registers, not 32, and whether instructions multiply by element.
     """
@@ -113,7 +113,7 @@ def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
 
 
 class Work(NamedTuple):
-    """The work of a convolution, by which its time is estimated.
+    """The work of a convolution, from which its time is estimated.
 
     Weights come from memory, data from a cache.
 
@@ -121,8 +121,8 @@ class Work(NamedTuple):
         tile: The size of a tile; 0 for a direct convolution.
         step: The stride in height and width.
         products: Multiplications of vectors.
-        weights: Vectors of weights that are read, times their lanes; fewer where these are not float32.
-        transforms: Transforms of a tile of one block of channels, times the lanes of a vector.
+        weights: The elements of weights that are read; smaller types count as a part of a float32 element.
+        transforms: The transforms of a tile for one block of channels, times the lanes of a vector.
     """
 
     tile: int
@@ -132,7 +132,7 @@ class Work(NamedTuple):
     transforms: int
 
     def estimate(self, costs: Costs) -> float:
-        """Return the time in multiplications of vectors; `gain` times that of a tile."""
+        """Return the time in vector multiplications; multiplied by `gain` for a Winograd tile."""
         time = max(float(self.products), costs.memory * self.weights)
         if not self.tile:
             return time
@@ -142,7 +142,7 @@ class Work(NamedTuple):
 class Convolution(NamedTuple):
     """A convolution with groups of `inner` input channels, and the instructions that compute it directly.
 
-    These compute `terms` products for each result. The tile of the geometry is not read.
+    Such an instruction adds `terms` products to each result. `geometry.tile` is ignored.
     """
 
     geometry: Geometry
@@ -154,7 +154,7 @@ class Convolution(NamedTuple):
     groups: int = 1
 
     def rank_tiles(self, tiles: Sequence[int], costs: Costs) -> list[int]:
-        """Return some tiles and 0, a direct convolution, that with the least estimated time first."""
+        """Return the tiles and 0 (direct convolution), ranked by estimated time."""
 
         def estimate(tile: int) -> float:
             return self.count_work(tile).estimate(costs) * (self.terms if tile else 1)
@@ -162,7 +162,7 @@ class Convolution(NamedTuple):
         return sorted((DIRECT, *tiles), key=estimate)
 
     def count_work(self, tile: int) -> Work:
-        """Return its cost with a tile; 0 for a direct convolution."""
+        """Return the work with a tile size; 0 is a direct convolution."""
         geometry, lanes = self.geometry, self.lanes
         n, depth, height, width = geometry.shape
         inner_blocks, out_blocks = -(-self.inner // lanes), -(-self.out // lanes)
@@ -183,17 +183,17 @@ class Convolution(NamedTuple):
 
 
 def count_products(tile: int) -> int:
-    """Return the elements of a transformed kernel; those of the kernel for a direct convolution (0)."""
+    """Return the elements of a transformed kernel; for tile 0 (direct), the elements of the kernel."""
     return math.prod(size + KERNEL - 1 for size in tile_size(tile)) if tile else KERNEL**2
 
 
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
-    """Return a convolution with columns of tiles added where no register tile divides its own.
+    """Return a convolution, with columns of tiles added if no fast register tile divides them.
 
-    A group has this many blocks of output channels, and this many input channels (`inner`).
+    A group has `out_blocks` blocks of output channels and `inner` input channels.
     """
     columns = geometry.tiles[1]
-    # all of a row are one register tile
+    # one register tile covers a whole row
     if candidates.holds_operands(RegisterTile(columns, 1), cpu):
         return geometry
     problem = Contraction(columns, out_blocks, inner, multiply_add(cpu))
@@ -205,16 +205,16 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 
 # Weights are read once for this many tiles; with fewer, reading them takes longer than multiplying.
 _MIN_TILES: Final = 96
-# The relative time of a product whose parts do not keep all cores busy.
+# The relative time of a matmul whose parts do not keep all cores busy.
 _IMBALANCE: Final = 1.2
-# There are loops for each number of tiles that may be left of a dynamic one.
+# The most rows of a register tile over a dynamic number of tiles: each possible tail adds loops to the code.
 _MAX_DYNAMIC_ROWS: Final = 8
-# With this many accumulators, reading the weights from the second-level cache takes no time of its own.
+# With this many accumulators, multiplications hide the reads of weights from the second-level cache.
 _ENOUGH_ACCUMULATORS: Final = 14
 
 
 class TiledProduct(NamedTuple):
-    """The products of transformed data and weights: a matrix product for each element of a tile.
+    """The matmuls of transformed data and weights: one for each element of a tile.
 
     Attributes:
         images, depth: The number of images, and the depth of the result.
@@ -237,13 +237,13 @@ class TiledProduct(NamedTuple):
     weight_bytes: int
 
     def count_bytes(self, vectors: int) -> int:
-        """Return the size of a tile's data and of this many vectors of its product."""
+        """Return the bytes of a tile's data and of this many vectors of its result."""
         return self.elements * (self.channels + self.depth * vectors * self.lanes) * FLOAT_BYTES
 
     def estimate_cost(
         self, tile: RegisterTile, in_strips: bool, cpu: CpuModel
     ) -> tuple[float, int]:
-        """Return the relative time of a product of vectors; of equal ones, more accumulators come last."""
+        """Return a sort key: the relative time of a vector multiplication, then the accumulators."""
         time = 1 / candidates.estimate_packed_speed(tile, cpu)
         parts = self.out_blocks // tile.vectors
         is_balanced = in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
@@ -255,7 +255,7 @@ class Split(NamedTuple):
 
     Attributes:
         rows: The rows of tiles that are computed together.
-        tile: The tiles and vectors of output channels whose product is held in registers.
+        tile: The register tile: tiles of the image times vectors of output channels.
         in_strips: True if parts of the image run in parallel; False if output channels do, because
             all weights together do not fit into a core's cache.
     """
@@ -283,7 +283,7 @@ def _list_divisors(extent: int) -> list[int]:
 
 
 def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
-    """Return how many rows of tiles, whose data and product have this many bytes, are computed together."""
+    """Return the rows of tiles to compute together; a tile's data and result have `tile_bytes`."""
     tile_rows, columns = product.tiles
     rows = _list_divisors(tile_rows)
     if in_strips:
@@ -305,7 +305,7 @@ class DynamicBlocks(NamedTuple):
     Attributes:
         limit: The most tiles of a block, a multiple of the rows of `tile`.
         parts: If blocks run in parallel, the number of blocks; there are more if a block would exceed `limit`.
-        tile: The tiles and vectors of output channels whose product is held in registers.
+        tile: The register tile: tiles of the image times vectors of output channels.
         in_blocks: True if blocks of tiles run in parallel; False if channels do.
         is_parallel: Whether anything runs in parallel.
     """
