@@ -27,7 +27,7 @@ from tvmflow.targets.backends import backend_for, has_host_kernels
 from tvmflow.targets.tvm_target import cpu_target
 
 _HAS_FEATURE: Final = "target.target_has_feature"
-# TVM's vectorizer emits masked vectors of unknown length for targets with this feature.
+# The feature for which TVM's vectorizer emits scalable (masked) vectors.
 _SCALABLE_VECTORS: Final = "v"
 
 
@@ -63,7 +63,7 @@ def generate_schedules(
 def schedule_untuned(
     lowered: tvm.IRModule, target: Mapping[str, Json], rules_version: int
 ) -> ScheduledModule:
-    """Apply the target's default schedule to each unscheduled kernel; return the rules, too.
+    """Apply the target's default schedule to each unscheduled kernel; also return the rules used.
 
     With a `rules_version` of 0, kernels of CPUs are not scheduled.
     """

@@ -1,4 +1,4 @@
-"""The blocks of a kernel, and how each of them reads memory along each axis."""
+"""The blocks of a kernel, and how their loads move along each axis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
-# LLVM moves these, and one function, out of a loop; it computes nested functions for each element.
+# LLVM hoists these calls, and one function, out of a loop; nested functions are computed for each element.
 _MOVABLE_CALLS: Final = {
     *_FAST_CALLS,
     *(f"tirx.{name}" for name in ("round", "floor", "ceil", "trunc", "sqrt", "reinterpret")),
@@ -32,7 +32,7 @@ _MOVABLE_CALLS: Final = {
 _MOVABLE_FUNCTIONS: Final = frozenset(
     f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
 )
-# The size of unknown dynamic dimensions, and the minimum for rules.
+# The assumed size of dynamic dimensions without a tuning size, and the least size that rules assume.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
 # A shorter axis is not worth computing indices once for it.
@@ -53,7 +53,7 @@ class Block(NamedTuple):
         spatial_extents: The lengths of the spatial axes, outermost first; a prime number for a dynamic one.
         reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
-        dynamic_axes: The positions of the axes whose lengths each call chooses.
+        dynamic_axes: The positions of the axes with dynamic lengths.
         sizes: Prime numbers for the variables of dynamic shapes.
         typical_extents: The lengths of the spatial axes at the tuning size.
     """
@@ -89,7 +89,7 @@ class Block(NamedTuple):
 
 
 def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
-    """Return the result of a function of schedules, or another value if TVM rejects a step."""
+    """Return the result of a scheduling function; `otherwise` if TVM rejects a step."""
     try:
         return apply()
     except RuntimeError as exc:
@@ -98,7 +98,7 @@ def attempt(apply: Callable[[], _Result], otherwise: _Result) -> _Result:
 
 
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
-    """Return all blocks of a kernel, intermediate scalars inlined; None if one is not a simple loop nest."""
+    """Inline scalars and return all blocks of a kernel; None if one is not a simple loop nest."""
     _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
     return blocks if len(blocks) == len(list_all_blocks(schedule)) else None
@@ -120,7 +120,7 @@ def _inline_scalars(schedule: Schedule) -> None:
 
 
 def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
-    """Return those blocks of a kernel that are simple loop nests over their axes."""
+    """Return the blocks of a kernel that are simple loop nests over their axes."""
     blocks = [_analyze(schedule, handle) for handle in list_all_blocks(schedule)]
     return [block for block in blocks if block is not None]
 
@@ -169,7 +169,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 
 
 # ---------------------------------------------------------------- dynamic shapes
-# Rules decide by concrete sizes. A dynamic length is a prime number for them, which no vectors or tiles divide.
+# Rules need concrete sizes. They take a prime number for a dynamic length, so that no vectors or tiles divide it.
 
 
 def _read_numbers(schedule: Schedule) -> dict[Any, int]:
@@ -182,14 +182,14 @@ def _read_numbers(schedule: Schedule) -> dict[Any, int]:
 
 
 def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
-    """Return the length of an axis; a prime number if it is dynamic, and 0 if it is not known at all."""
+    """Return the length of an axis; a prime number if it is dynamic, 0 if it cannot be evaluated."""
     length = evaluate_size(extent, sizes)
     is_fixed = isinstance(extent, tirx.IntImm)
     return 0 if length is None else length if is_fixed else _prime_up_to(length)
 
 
 def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
-    """Return a size with values in place of its variables; None if it depends on others."""
+    """Return the value of a size for values of its variables; None if it has other variables."""
     if isinstance(size, tirx.Var):
         return sizes.get(size)
     if sizes and not isinstance(size, tirx.IntImm):
@@ -199,13 +199,13 @@ def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
 
 
 def count_elements(buffer: Any, block: Block) -> int:
-    """Return how many values a buffer holds that a block reads or writes; about, if its shape is dynamic."""
+    """Return the number of elements of a block's buffer; an estimate if its shape is dynamic."""
     sizes = [evaluate_size(size, block.sizes) for size in buffer.shape]
     return math.prod(_UNKNOWN_SIZE if size is None else size for size in sizes)
 
 
 def _prime_up_to(size: int) -> int:
-    """Return the largest prime number up to a size, but no small one, by which decisions would be odd."""
+    """Return the largest prime number up to a size, at least 17: small ones would mislead the rules."""
     return next(filter(is_prime, range(max(size, _MIN_DYNAMIC_LENGTH), 1, -1)))
 
 
@@ -220,7 +220,7 @@ def loop_length(schedule: Schedule, loop: Any) -> int:
 
 
 def is_dynamic_loop(schedule: Schedule, loop: Any) -> bool:
-    """Return whether each call chooses the number of iterations of a loop."""
+    """Return whether the number of iterations of a loop is dynamic."""
     return not isinstance(schedule.get(loop).extent, tirx.IntImm)
 
 
@@ -228,7 +228,7 @@ def is_dynamic_loop(schedule: Schedule, loop: Any) -> bool:
 
 
 def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
-    """Return whether indices are axes, each plus a constant; the last one may be that of several."""
+    """Return whether each index is an axis plus a constant; the last axis may span several indices."""
     indices, shape = list(store.indices), list(store.buffer.shape)
     while len(indices) > len(axes):
         inner, length = indices.pop(), shape.pop()
@@ -246,7 +246,7 @@ def list_intermediate_buffers(schedule: Schedule) -> list[Any]:
 
 
 def has_slow_operations(block: Block) -> bool:
-    """Return whether a block divides, or calls functions such as exp, which take as long as many sums."""
+    """Return whether a block divides or calls slow functions such as exp."""
     return _is_slow(block.stmt.body.value)
 
 
@@ -257,7 +257,7 @@ def _is_slow(expr: Any) -> bool:
 
 
 def is_padded(block: Block, axis: Any) -> bool:
-    """Return whether a block pads data with a number along an axis."""
+    """Return whether a block pads data with a constant along an axis."""
     value = block.stmt.body.value
     if operator_name(value) != IF_THEN_ELSE:
         return False
@@ -266,7 +266,7 @@ def is_padded(block: Block, axis: Any) -> bool:
 
 
 def is_padded_at_all(block: Block) -> bool:
-    """Return whether any number of a block of fixed sizes is padding."""
+    """Return whether any element of a block with static shapes is padding."""
     value = block.stmt.body.value
     if operator_name(value) != IF_THEN_ELSE:
         return False
@@ -277,7 +277,7 @@ def is_padded_at_all(block: Block) -> bool:
 
 
 def find_axis_without_slow_indices(block: Block) -> int | None:
-    """Return a long axis, but the last, that no slow index of a load depends on, or None."""
+    """Return a long axis, not the last, that no slow index depends on; None if there is none."""
     slow = [index for load in list_loads(block) for index in load.indices if _is_slow(index)]
     free = [
         position
@@ -317,7 +317,7 @@ def uses(expr: Any, axis: Any) -> bool:
 
 
 def is_contiguous(block: Block, axis: Any) -> bool:
-    """Return whether every load has stride 1 along an axis, or does not move along it."""
+    """Return whether every load has stride 1 along an axis or does not depend on it."""
     return all(
         not depends_on(load, axis) or element_stride(load, block, axis) == 1
         for load in list_loads(block)
@@ -325,7 +325,7 @@ def is_contiguous(block: Block, axis: Any) -> bool:
 
 
 def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
-    """Return whether each load reads vectors of a small stride, or each element a few times."""
+    """Return whether each load has a small stride along an axis, or repeats each element a few times."""
     return all(
         not depends_on(load, axis)
         or linear_stride(load, block, axis, extent) in range(1, MAX_STRIDE + 1)
@@ -346,7 +346,7 @@ def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
 
 
 def choose_lanes(lanes: int, fits: Callable[[int], bool]) -> int:
-    """Return the lanes of the widest vectors that fit: this many, half of them, and so on; 0 if none do."""
+    """Return the lanes of the widest vectors that fit: `lanes`, half of them, and so on; 0 if none do."""
     while lanes >= MIN_LANES and not fits(lanes):
         lanes //= 2
     return lanes if lanes >= MIN_LANES else 0
@@ -379,9 +379,9 @@ def find_distance(
     step: int,
     axes: Sequence[Any] | None = None,
 ) -> int | None:
-    """Return the elements of a buffer between positions where an axis is 0, and where it is `step`.
+    """Return the distance in a buffer, in elements, from index 0 of an axis to index `step`.
 
-    All other `axes`, or variables, are 0. None if data or conditions decide.
+    All other `axes` (by default, all other variables) are 0. Returns None if data or conditions decide.
     """
     distance = 0
     for index, length in zip(indices, shape, strict=True):

@@ -1,4 +1,4 @@
-"""Dot product instructions of CPUs, for products of small integers, as tensor intrinsics of TVM."""
+"""int8 and bfloat16 dot product instructions of CPUs, as tensor intrinsics of TVM."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tvmflow.compiler.tir_kernels.definitions import add_pair_products, call_llv
 from tvmflow.graph import ir
 
 _IMPORT: Final = "pragma_import_llvm"
-"""TVM's annotation of a loop that needs functions in LLVM's language."""
+"""TVM's annotation of a loop that calls functions written in LLVM IR."""
 
 
 def find_products(block: Block) -> Products | None:
-    """Return the products that a block sums, several at once; None for other blocks."""
+    """Return the kind of dot product that a block computes; None for other blocks."""
     return PRODUCTS.get(str(block.stmt.name_hint))
 
 
@@ -57,20 +57,20 @@ def register_intrinsics() -> None:
 def replace_vnni() -> None:
     """Replace TVM's intrinsic for VNNI, which MetaSchedule tries: LLVM 22 rejects its operands.
 
-    TVM's own must be registered before, because it replaces none (apache-tvm 0.27).
+    TVM's own must be registered before, because TVM's registration does not override another (apache-tvm 0.27).
     """
     _register_bytes("dot_16x4_vnni", "uint8", 16, "global")
 
 
 @functools.cache
 def _load_intrinsic(dtype: str, lanes: int) -> str:
-    """Return the name of the intrinsic for data of a dtype and a number of accumulators."""
+    """Return the intrinsic's name for the dtype of data and the number of accumulators (`lanes`)."""
     return _register_bytes(f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}", dtype, lanes, "local")
 
 
 @functools.cache
 def _load_pair_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for weights from -64 to 64 and a number of accumulators."""
+    """Return the intrinsic's name for weights from -64 to 64 and `lanes` accumulators."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"uint8x{4 * lanes}", words)
@@ -115,10 +115,10 @@ def _load_depthwise_intrinsic() -> str:
 
 @functools.cache
 def _load_matrices_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies eight bytes of two pixels and of four results.
+    """Return the name of the intrinsic that multiplies 2×8 (pixels) and 8×4 (results) int8 matrices.
 
-    Its accumulators are the first two of both pixels, then the last two; the pass `order_matrix_accumulators` adapts
-    other accesses.
+    It stores the first two results of both pixels, then the last two. The pass `order_matrix_accumulators` adapts
+    other accesses to the accumulators.
     """
 
     def join(first: Any, second: Any) -> Any:
@@ -135,7 +135,7 @@ def _load_matrices_intrinsic() -> str:
 
 @functools.cache
 def _load_rows_intrinsic() -> str:
-    """Return the name of the same intrinsic for rows, whose bytes lie together."""
+    """Return the name of the same intrinsic for rows of a matrix, whose bytes are contiguous."""
     operands = (
         _Operand((2, 8), "int8", lambda i, j, k: (i, k), (None, 1)),
         _Operand((4, 8), "int8", lambda i, j, k: (j, k)),
@@ -150,7 +150,7 @@ def _load_rows_intrinsic() -> str:
 
 @functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for a number of float32 accumulators of bfloat16 products."""
+    """Return the intrinsic's name for bfloat16 products with `lanes` float32 accumulators."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         operands = (accumulators, words, tirx.reinterpret(f"int32x{lanes}", weights))
@@ -166,7 +166,7 @@ _LOADERS: Final = {
     MATRICES: _load_matrices_intrinsic,
     ROWS: _load_rows_intrinsic,
 }
-"""The intrinsics of products that have only one."""
+"""The kinds of dot products with a single intrinsic."""
 
 
 def use_instruction(
@@ -174,7 +174,7 @@ def use_instruction(
 ) -> None:
     """Replace a loop over accumulators, and the inner loop over products, by one instruction.
 
-    `outermost` is a loop around all of them. The loop is that over two points where matrices are multiplied.
+    `outermost` is a loop around all of them. For matrix instructions, `loop` is the loop over two points.
     """
     products = find_products(block)
     if products is BFLOAT16:
@@ -191,7 +191,7 @@ def use_instruction(
 
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
-    """Return an LLVM IR function that adds products, because TVM has no type for its operands."""
+    """Return the dot product as a function in LLVM IR, because TVM has no type for its operands."""
     floats, words, numbers = (f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>")
     return f"""
 declare {floats} @{instruction}({floats}, {numbers}, {numbers})
@@ -232,7 +232,7 @@ def _expand(store: Any) -> Any:
     loops = [(lane, lanes), (term, terms[-1])]
     position, weight = [lane], weights[lane, term]
     if len(terms) > 1:
-        # matrices: a point of two blocks, each with its terms
+        # matrices: the terms of a point are in two blocks
         point, half = store.indices[0], tirx.Var("half", "int32")
         loops.append((half, terms[0]))
         position, weight = [point, lane], weights[lane, half, term]
@@ -242,7 +242,7 @@ def _expand(store: Any) -> Any:
         point = store.indices[0]
         position, value = [point, lane], data[point, term]
     else:
-        # data of depthwise convolutions have channels of their own
+        # depthwise convolutions: each lane has its own data
         value = data[term] if len(data.shape) == 1 else data[term, lane]
     product = value.astype("int32") * weight.astype("int32")
     body: Any = tirx.BufferStore(accumulators, accumulators[tuple(position)] + product, position)
@@ -257,8 +257,8 @@ def _expand(store: Any) -> Any:
 class _Operand(NamedTuple):
     """A buffer of an intrinsic: data, weights or accumulators.
 
-    `offset_of` returns the indices of an element for the variables of the loops. A stride may be None for any; there are
-    none for a compact buffer.
+    `offset_of` maps the loop variables to the indices of an element. A stride of None accepts any stride; `strides` is
+    empty for a compact buffer.
     """
 
     shape: tuple[int, ...]
@@ -268,11 +268,11 @@ class _Operand(NamedTuple):
 
     @property
     def region(self) -> tuple[slice, ...]:
-        """All of it."""
+        """The slices of the whole buffer."""
         return tuple(slice(0, extent) for extent in self.shape)
 
     def layout(self) -> dict[str, Any]:
-        """Return its arguments for `T.match_buffer`."""
+        """Return the buffer's arguments for `T.match_buffer`."""
         strides = [T.int32() if stride is None else stride for stride in self.strides]
         return {"dtype": self.dtype, "offset_factor": 1, "strides": strides or None}
 
@@ -287,8 +287,8 @@ def _register(
 ) -> str:
     """Register an intrinsic of TVM for loops over products of data and weights, and return its name.
 
-    Accumulators do not depend on the last loops. `compute` emits the instruction for the three buffers, and `promote`
-    converts a value to the dtype of accumulators.
+    The first loops are over the axes of the accumulators, the others are reductions. `compute` emits the instruction
+    for the three buffers. `promote` converts a value to the dtype of accumulators.
     """
     data, weights, accumulators = operands
     kinds = "".join("RS"[axis < len(accumulators.shape)] for axis in range(len(extents)))
@@ -325,10 +325,10 @@ def _register_words(
     add: Callable[[Any, Any, Any], Any],
     scope: str = "local",
 ) -> str:
-    """Register an intrinsic that adds products of the same data to some accumulators; return its name.
+    """Register an intrinsic for dot products of one data word with each lane's weights; return its name.
 
-    `add` returns the accumulators after the instruction, given those before it, the data as a word in each lane, and
-    the weights. The dtypes are those of data, weights and accumulators.
+    `add` returns the new accumulators, given the old ones, the data as the same word in each lane, and the weights.
+    `dtypes` are the dtypes of data, weights and accumulators.
     """
     terms, (dtype, weight, total) = products.terms, dtypes
     word = f"int{terms * tvm.DataType(dtype).bits}"
@@ -351,7 +351,7 @@ def _register_words(
 
 
 def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
-    """Register an intrinsic that adds four int8 products to each accumulator, by one instruction."""
+    """Register an intrinsic of one instruction that adds four int8 products to each accumulator."""
 
     def add(accumulators: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
@@ -368,9 +368,9 @@ def _register_matrices(
     extents: tuple[int, ...],
     join: Callable[[Any, Any], Any],
 ) -> str:
-    """Register an intrinsic that multiplies two rows of eight bytes with those of four results.
+    """Register an intrinsic that multiplies int8 matrices of 2×8 (data) and 8×4 (weights).
 
-    `join` returns the instruction's operand for the eight bytes of each row.
+    `join` makes the instruction's operand from the eight bytes of each row of data.
     """
 
     def compute(data: Any, weights: Any, accumulators: Any) -> None:

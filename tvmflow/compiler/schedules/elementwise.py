@@ -59,7 +59,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 
 def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
-    """Return the blocks that are computed where they are read: not results, nor slow ones read twice."""
+    """Return the blocks to inline: all but results and slow blocks whose values are read repeatedly."""
     inlined: list[Block] = []
     slow: list[Block] = []
     for block in blocks:
@@ -84,7 +84,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     if not block.is_reduction and reads_vectors(block, last, extent):
         outer = _vectorize(schedule, block, loops, cpu)
     elif not block.is_reduction and (
-        # vectors that lie in one block of channels, as of blocked rows
+        # vectors that do not cross a block of channels
         lanes := choose_lanes(
             math.gcd(extent, cpu.lanes), lambda count: reads_vectors(block, last, count)
         )
@@ -93,8 +93,8 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
         schedule.vectorize(vector)
         outer = [*loops[:-1], vectors]
     elif (position := find_axis_without_slow_indices(block)) is not None:
-        # no slow index depends on this axis: innermost, it uses each computed index for as many
-        # values as stay in the cache
+        # no slow index depends on this axis: as the innermost loop, it reuses each computed index for
+        # as many values as stay in the cache
         outer = [*loops[:position], *loops[position + 1 :]]
         inner = loops[position]
         if position not in block.dynamic_axes:
@@ -112,7 +112,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
 
 
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
-    """Distribute as few of the outermost loops as make enough parts over the cores.
+    """Distribute the fewest outermost loops that make enough parts over the cores.
 
     The indices of fused loops are quotients and remainders, so the other loops stay unfused.
     """
@@ -136,7 +136,7 @@ def fuse_and_parallelize(
 
 
 def fuse(schedule: Schedule, loops: Sequence[Any]) -> Any:
-    """Return one loop in place of some, which is the loop itself if there is one."""
+    """Fuse loops into one and return it; a single loop is returned as it is."""
     return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
@@ -178,16 +178,16 @@ def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
 
 
 def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
-    """Have TVM move the last iteration, whose vector is not whole, behind the loop.
+    """Have TVM peel off the last iteration, whose vector is not whole.
 
-    The loop stays whole where indices depend on data or conditions: TVM fails for these (apache-tvm 0.27).
+    Nothing is peeled if indices depend on data or conditions: TVM fails for these (apache-tvm 0.27).
     """
     if not has_computed_indices(schedule):
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
 def count_fused_axes(block: Block, lanes: int) -> int:
-    """Return how many of the innermost axes make a loop of whole vectors, or else the longest loop."""
+    """Return how many innermost axes to fuse: until whole vectors divide the loop, or as many as can be."""
     axes, extents = block.spatial_axes, block.spatial_extents
     count = 1
     while math.prod(extents[-count:]) % lanes and count < len(extents):
@@ -198,14 +198,14 @@ def count_fused_axes(block: Block, lanes: int) -> int:
             break
         lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
         if len(lengths) > 2 and lanes % lengths[-1] == 0:
-            # nor those of parts of a vector, along three axes: each element would be loaded separately
+            # nor if three axes are fused and rows are a part of a vector: elements would be loaded one by one
             break
         count += 1
     return count
 
 
 def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
-    """Return whether all loads, and the store, move along two neighboring axes as along one axis."""
+    """Return whether two neighboring axes can be one: all loads and the store have a linear stride."""
     if extents[0] == 1:
         return True
     store = tirx.BufferLoad(block.output, list(block.stmt.body.indices))
@@ -220,9 +220,9 @@ def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[in
 def _tile_transposition(
     schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 ) -> list[Any]:
-    """Tile a transposition so that its cache lines stay in the cache; return the loops around the tiles.
+    """Tile a transposition so that its lines stay in the cache; return the loops around the tiles.
 
-    A tile spans the contiguous axes of output and input. Vectors are stored whose elements are loaded one by one.
+    A tile spans the contiguous axes of output and input. Elements are loaded one by one and stored as vectors.
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {
@@ -266,10 +266,10 @@ def _tile_transposition(
 
 
 def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
-    """Compute a transposition in tiles, one element at a time; return the loops around them.
+    """Tile a transposition of single elements; return the loops around the tiles.
 
-    Data are contiguous along the axis at `position`. The innermost loop is the one whose other side has the shorter
-    stride: lines whose distance is a large power of two would displace each other.
+    Data are contiguous along the axis at `position`. The innermost loop is the one with the shorter stride on its
+    strided side (read or write): lines a large power of two apart would evict each other.
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
@@ -279,7 +279,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
-    # of data in several positions, such as the phases of an interleaved image, the stride within one of them
+    # the stride within one phase, if data alternate between several, such as the phases of an interleaved image
     steps = (1,) if is_dynamic[1] else range(1, min(LINE_FLOATS, extents[-1]))
     distances = (
         [abs(element_stride(load, block, last, step) or 0) for step in steps] for load in loads
@@ -292,20 +292,20 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
 
 
 def _choose_rows(extent: int) -> int:
-    """Return the rows of a tile: a divisor of the extent, or a whole line if that is much more."""
+    """Return the rows of a tile: a divisor of the extent, or a whole line if divisors are much smaller."""
     rows = largest_divisor(extent, LINE_FLOATS)
     return rows if 2 * rows >= min(extent, LINE_FLOATS) else LINE_FLOATS
 
 
 # ---------------------------------------------------------------- pieces
-# A vector that a condition divides is computed element by element, as in a concatenation. So kernels are divided at the
-# indices at which conditions on an axis change. Each piece gets a schedule, and they are joined to one kernel again.
+# If a condition differs between the lanes of a vector, as in a concatenation, its elements are computed one by one. So
+# kernels are split at the indices where conditions change. Each piece gets a schedule; then they are joined again.
 
 
 # The lanes of the widest vectors.
 _MOST_LANES: Final = 16
 _MAX_PIECES: Final = 12
-# Shorter pieces are not worth a loop, and vectors divide periods that are multiples of it.
+# Shorter periods are not worth a loop, and vectors divide periods that are multiples of it.
 _MIN_PERIOD: Final = 16
 _COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
@@ -318,7 +318,7 @@ class _Span(NamedTuple):
 
 
 def split_into_pieces(schedule: Schedule) -> list[Schedule]:
-    """Return schedules of the pieces of a kernel: itself if no condition divides its last axis."""
+    """Return schedules of the pieces of a kernel; only its own if no condition divides vectors."""
     blocks = analyze_blocks(schedule) or []
     parts = [_list_pieces(block) for block in blocks]
     if all(len(spans) == 1 for spans in parts):
@@ -350,7 +350,7 @@ def _with_body(function: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
 
 
 def count_reads(block: Block, source: Any) -> int:
-    """Return how many values a block reads of a buffer: none if a condition chooses others."""
+    """Return how many values a block reads from a buffer, without those that conditions exclude."""
     if not any(load.source.same_as(source) for load in list_loads(block)):
         return 0
     total = 0
@@ -362,10 +362,10 @@ def count_reads(block: Block, source: Any) -> int:
 
 
 def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
-    """Return the pieces of a block: the whole one if no condition divides its vectors."""
+    """Return the pieces of a block; the whole block if no condition divides its vectors."""
     whole = tuple(_Span(0, extent) for extent in block.spatial_extents)
     parts = _divide(block, whole)
-    # a condition on another axis chooses between whole vectors, unless these reach beyond its values
+    # a condition on another axis chooses between whole vectors, unless vectors cross an index of that axis
     is_divided = any(
         part[axis] != whole[axis]
         and (axis == len(whole) - 1 or math.prod(block.spatial_extents[axis + 1 :]) % _MOST_LANES)
@@ -376,7 +376,7 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
 
 
 def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
-    """Return the parts of a piece within which no condition changes, as far as these are decided."""
+    """Return the parts of a piece within which no condition changes, as far as can be decided."""
     parts = list(itertools.product(*_list_spans(block, piece)))
     if len(parts) == 1 or len(parts) > _MAX_PIECES:
         return parts
@@ -385,7 +385,7 @@ def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
 
 
 def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
-    """Return the spans of each axis within which no condition changes: whole axes if they are many."""
+    """Return the spans of each axis within which no condition changes; the whole axis if too many."""
     axes = list(zip(block.spatial_axes, _list_lengths(block, piece), strict=True))
     value = block.stmt.body.value
     last = block.spatial_axes[-1]
@@ -415,12 +415,12 @@ def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
 
 
 def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
-    """Return the value of a piece of a block, with other axes, which begin at 0."""
+    """Return the value of a piece of a block over new axes, which begin at 0."""
     shifted = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
     positions = dict(zip(block.axes, shifted, strict=True))
     value = replace_variables(block.stmt.body.value, positions)
     extents = list(zip(axes, _list_lengths(block, spans), strict=True))
-    # one that becomes a constant may have lost its type
+    # a value that was simplified to a constant may have lost its type
     simple = _make_analyzer(extents).simplify(value).astype(block.output.dtype)
 
     def rename(let: Any) -> Any:
@@ -432,7 +432,7 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
 
 
 def _list_lengths(block: Block, spans: Sequence[_Span]) -> list[Any]:
-    """Return the lengths of a piece: numbers, and the expressions of dynamic axes, which are whole."""
+    """Return the lengths of a piece's axes: integers, or expressions for dynamic axes, which stay whole."""
     return [
         block.stmt.iter_vars[position].dom.extent if position in block.dynamic_axes else span.extent
         for position, span in enumerate(spans)
@@ -460,8 +460,8 @@ def _list_conditions(value: Any) -> list[Any]:
 def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
     """Return the indices of an axis at which the outcome of a comparison changes.
 
-    A comparison holds, fails, or depends on inner axes. A dynamic axis has no such indices. `axes` lists the axes with
-    their lengths, outermost first.
+    The outcome is true, false, or undecided because it depends on inner axes. A dynamic axis has no such indices.
+    `axes` lists the axes with their lengths, outermost first.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))
@@ -481,13 +481,13 @@ def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) ->
 
 
 def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
-    """Return where a function that changes at most from one value over None to another does so."""
+    """Return where a function changes that goes from one value, perhaps over None, to another."""
     first, last = decide(0), decide(extent - 1)
     if first == last:
         return set()
     ends = set()
     for end in (first, last):
-        # the value before the change, or after it
+        # bisect for the end of the first value, then for the start of the last one
         low, high = 0, extent - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -498,7 +498,7 @@ def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
 
 
 def _list_periods(value: Any) -> list[tuple[Any, int]]:
-    """Return the indices that begin again, as of a repeated tensor, and after how many."""
+    """Return (index, period) of indices that wrap around, such as those into a repeated tensor."""
     modulos = find_nodes(value, tirx.FloorMod)
     periods = [(node.a, int(node.b)) for node in modulos if isinstance(node.b, tirx.IntImm)]
     return [(index, n) for index, n in periods if n >= _MIN_PERIOD and n % _MIN_PERIOD]

@@ -1,4 +1,4 @@
-"""Registration of TVM's tensor intrinsics, which recorded schedules name, for one target."""
+"""Registration of the tensor intrinsics that recorded schedules name, for one target."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_intrinsics(target: Mapping[str, Json]) -> None:
 
 @contextlib.contextmanager
 def _fast_decorators() -> Iterator[None]:
-    """Keep TVM's decorators from reading the source of every caller, 80 % of their time."""
+    """Keep TVM's decorators from reading the source of every caller, which takes 80 % of their time."""
     entry = sys.modules[_DECORATORS]
     original = entry.inspect
     entry.inspect = types.SimpleNamespace(  # type: ignore[attr-defined]

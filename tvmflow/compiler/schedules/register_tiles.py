@@ -1,7 +1,7 @@
-"""The rule `register_tiles`: convolutions, matrix products and pooling with accumulators in registers.
+"""The rule `register_tiles`: convolutions, matmuls and pooling with accumulators in registers.
 
-The innermost axis of the result is a vector. A tile is `vectors` of them that read different weights, times `points`
-that read different data: each weight is loaded once for all points and each value of the data once for all vectors
+The innermost axis of the result is a vector. A tile is `vectors` that read different weights times `rows` that read
+different data. Each weight is loaded once for all rows, and each value of the data once for all vectors
 (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 """
 
@@ -60,29 +60,29 @@ from tvmflow.compiler.tir_kernels.blocked import BFLOAT16, DEPTHWISE, INTEGERS, 
 from tvmflow.compiler.vector_code import MAX_STRIDE
 
 _MAX_UNROLLED: Final = 160
-# Kernel positions that are unrolled if their multiplicands are lanes, and if registers hold what is loaded early.
+# The limit with by-element FMA, if registers also hold the multiplicands that LLVM loads early.
 _MAX_UNROLLED_POSITIONS: Final = 192
-# Rows of few channels are unrolled whole.
+# Kernel rows with few channels are unrolled completely, up to this length and this many statements.
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
-# Of padded data.
+# Rows of padded data up to this length are copied without filling them with padding first.
 _SHORT_ROW: Final = 12
 # The rows of an int8 matrix instruction.
 _MATRIX_ROWS: Final = 2
-# A reduction and its result.
+# The blocks of a kernel without padding: a reduction and its result.
 _PARTS: Final = 2
 
 
 _FLOAT16: Final = "float16"
-# This many products are added up in float16 before their sum is added to others.
+# At most this many products are added up in one float16 partial sum.
 _MAX_TERMS: Final = 256
 
 
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
-    Its data may be padded first, and its result is computed from the accumulators elementwise.
+    Its data may be padded first (`pad`); `final` computes the result elementwise from the accumulators.
     """
 
     pad: Block | None
@@ -92,7 +92,7 @@ class SingleReduction(NamedTuple):
 
 
 def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
-    """Yield the tiles that fit with their schedules, ranked by estimated cost; none for other kernels."""
+    """Yield the tiles that fit and their schedules, ranked by estimated cost; none for other kernels."""
     hashes = set()
     for tile in attempt(lambda: _list_tiles(mod, cpu), list[Tile]()):
         schedule = attempt(functools.partial(_schedule, mod, tile, cpu), None)
@@ -103,7 +103,7 @@ def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Sch
 
 
 def _schedule(mod: tvm.IRModule, tile: Tile, cpu: CpuModel) -> Schedule | None:
-    """Return the schedule of a kernel that has tiles; TVM rejects it for some of these."""
+    """Return the schedule of a kernel for a tile; TVM raises an error for some tiles."""
     schedule = Schedule(mod, seed=1)
     reduction = _isolate_reduction(schedule, cpu)
     assert reduction is not None, "the kernel had tiles"
@@ -119,7 +119,7 @@ def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
 
 
 def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | None:
-    """Inline all blocks of a kernel but its reduction, its padding and its result; None for other kernels."""
+    """Inline all blocks but the reduction, its padding and the result; None for other kernels."""
     blocks = analyze_blocks(schedule) or []
     positions = [index for index, block in enumerate(blocks) if block.is_reduction]
     if len(positions) != 1:
@@ -146,7 +146,7 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -
     """Inline all blocks but a reduction, the one before it, and the one that computes the result."""
     first = max(position - 1, 0)
     before, main = blocks[first], blocks[position]
-    # what is read once, in vectors that no padding divides, is not worth a pass over memory
+    # inline a block before it, too, if its values are read once and padding does not divide its vectors
     if before.work == main.work and not is_padded(before, before.spatial_axes[-1]):
         first = position
     after = blocks[position + 1 :]
@@ -159,7 +159,7 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
     """Fuse axes that are contiguous in all tensors, so that more vectors are whole.
 
-    Return the blocks of the new axes, of a reduction and its result; none if they are not simple loop nests.
+    Returns the new blocks of the reduction and its result; an empty list if they are not simple loop nests.
     """
     count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
     main, final = blocks
@@ -181,7 +181,7 @@ def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> l
         schedule.transform_block_layout(block.handle, _index_map(merge, block.axes))
     layout = _index_map(merge, main.spatial_axes)
     schedule.transform_layout(main.handle, ("write", 0), layout)
-    # An axis of length one is no longer a simple loop after this, and the analysis may reject its block.
+    # This replaces axes of length one by constants, and the analysis may reject their block.
     return analyze_blocks(schedule) or []
 
 
@@ -190,7 +190,7 @@ def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.Ind
 
 
 def _is_result(final: Block, main: Block) -> bool:
-    """Return whether a block computes the result from the accumulators, which may be padded."""
+    """Return whether a block computes the result elementwise from the accumulators, perhaps padded."""
     if final.spatial_extents == main.spatial_extents:
         return True
     accumulators = [load for load in list_loads(final) if load.source.same_as(main.output)]
@@ -204,8 +204,8 @@ def _is_result(final: Block, main: Block) -> bool:
 class _ResultLoops(NamedTuple):
     """The loops over a result that is divided into tiles.
 
-    Those around tiles are known by their axes, others are over the rows of a window, the vectors and rows of a tile,
-    the parts in which a vector is stored, and its lanes.
+    `outer` has the loop around tiles of each axis. The others are the loops over the rows of a window, the vectors and
+    rows of a tile (`registers`), the parts in which a vector is stored, and its lanes.
     """
 
     outer: dict[int, Any]
@@ -228,7 +228,7 @@ def _split_result(
     split = _ResultLoops(outer=outer, window=[], registers=[], stores=[], vector=vector)
     is_padded_result = final.spatial_extents[last] != main.spatial_extents[last]
     if is_padded_result and not computes_tails:
-        # the last vector is stored in parts: those beyond the end are left out
+        # the last vector is stored in parts, and parts beyond the end are omitted
         width = math.gcd(final.spatial_extents[last], axes.lanes)
         part, vector = schedule.split(vector, [None, width])
         split = split._replace(stores=[part], vector=vector)
@@ -278,9 +278,9 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
 
 
 def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
-    """Return whether rows of padded data are faster copied whole, for 64-bit ARM.
+    """Return whether to fill rows with padding and then copy whole rows, as is faster on 64-bit ARM.
 
-    Of shorter rows LLVM unrolls all vectors, and knows of each whether it is padding.
+    LLVM unrolls the vectors of shorter rows completely, and then knows which of them are padding.
     """
     is_long = pad.spatial_extents[-_PARTS] > _SHORT_ROW
     return is_long and cpu.multiplicand_lanes > 0 and not pad.dynamic_axes and is_padded_at_all(pad)
@@ -291,7 +291,7 @@ def schedule_window(
 ) -> None:
     """Copy rows into a padded window in vectors, within the loop over windows.
 
-    With `fills`, all is padding at first, so that no condition chooses for each vector or lane what is padding.
+    With `fills`, the window is filled with padding first, so that vectors and lanes need no padding condition.
     """
     schedule.compute_at(pad.handle, around, preserve_unit_loops=True)
     loops = list(schedule.get_loops(pad.handle))
@@ -299,7 +299,7 @@ def schedule_window(
         return
     pads_lanes = is_padded(pad, pad.spatial_axes[-1])
     if fills:
-        # no condition divides the rows that are copied then
+        # then rows are copied without conditions
         outer = schedule.get(around)
         inner = next(n for n, loop in enumerate(loops) if schedule.get(loop).same_as(outer)) + 1
         filled = schedule.decompose_padding(pad.handle, loops[inner])
@@ -320,7 +320,7 @@ def schedule_window(
 
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
-    """Return whether rows of one tile are padded at a time, for all columns, as in plain pooling."""
+    """Return whether the rows of one tile are padded at a time, for all columns, as in pooling."""
     pad, main, _, axes = reduction
     return (
         pad is not None
@@ -333,7 +333,7 @@ def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
 def _order_outer_loops(
     outer: Mapping[int, Any], reduction: SingleReduction, tile: Tile, window_loops: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the loops around tiles in order: parallel ones, and the ones inside."""
+    """Return the loops around tiles in order: the parallel ones, and those inside them."""
     data_axis = reduction.axes.data
     parallel_axes, serial_axes = _order_outer_axes(list(outer), reduction.axes, tile)
     data = [outer[axis] for axis in serial_axes if axis == data_axis]
@@ -345,7 +345,7 @@ def _order_outer_loops(
 def _order_outer_axes(
     outer: Sequence[int], axes: ReductionAxes, tile: Tile
 ) -> tuple[list[int], list[int]]:
-    """Return the axes of the loops around tiles: parallel ones, and the ones inside."""
+    """Return the axes of the loops around tiles: of the parallel ones, and of those inside them."""
     weights = [axis for axis in axes.weights if axis in outer]
     others = [axis for axis in outer if axis not in weights]
     if tile.weights_outside or axes.data is None:
@@ -368,9 +368,9 @@ def _move_outside(
 
 
 def _count_parts(block: Block) -> int:
-    """Return into how many parts the first axis of a sum of float16 is divided.
+    """Return the number of partial sums of a float16 reduction, which divide its first axis.
 
-    The error of a sum grows with the root of the number of its terms; that of one of parts is as if it had few.
+    The error of a sum grows with the root of its number of terms, so short partial sums are more accurate.
     """
     if str(block.output.dtype) != _FLOAT16 or block.dynamic_axes:
         return 1
@@ -410,7 +410,7 @@ def _schedule_accumulators(
 def _order_spatial_loops(
     schedule: Schedule, spatial: Sequence[Any], axes: ReductionAxes
 ) -> tuple[list[Any], list[Any], Any]:
-    """Return the spatial loops within a tile: of one iteration, over registers, over lanes."""
+    """Return the spatial loops within a tile: those of one iteration, over registers, and over lanes."""
     last = len(spatial) - 1
     vector, register_loops = spatial[last], []
     if axes.weight == last:
@@ -428,15 +428,15 @@ def _schedule_reduction(
     """Order, unroll and vectorize the loops of the reduction within one tile.
 
     Returns:
-        The loop over the lanes of a vector, or that over the points of a matrix. That of a dot product is as yet
-        neither vectorized nor an instruction, because TVM moves no block after one with an instruction.
+        The loop over the lanes of a vector, or over the points of a matrix. For dot products, it is not tensorized
+        yet, because TVM cannot move other blocks once a block has been tensorized.
     """
     last, reduction_rank = len(block.spatial_extents) - 1, len(block.reduction_extents)
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
     products = dot_products.find_products(block)
     is_dot, is_matrix = products is not None, _multiplies_matrices(block)
-    # the terms of pixels are those of two blocks
+    # a matrix instruction reads the terms of a pixel from two blocks, hence two loops
     terms = [reduction_loops.pop() for _ in range(is_dot + (products is MATRICES))][::-1]
     extents = list(block.reduction_extents[: len(reduction_loops)])
     factors = _count_factors(block, cpu)
@@ -488,7 +488,7 @@ def _count_factors(block: Block, cpu: CpuModel) -> int:
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
-    """Return whether the last axis of a reduction reads its multiplicands from whole vectors."""
+    """Return whether multiplicands along the last reduction axis fill whole vectors."""
     if not lanes or extents[-1] % lanes:
         return False
     axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]
@@ -499,7 +499,7 @@ def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bo
 
 
 def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
-    """Return whether multiplicands of the last two axes lie together, as of few channels (64-bit ARM)."""
+    """Return whether few channels make multiplicands contiguous over the last two axes (64-bit ARM)."""
     if not cpu.multiplicand_lanes or len(extents) < _PARTS or extents[-1] >= cpu.multiplicand_lanes:
         return False
     first = len(block.spatial_extents) + len(extents) - _PARTS
@@ -508,16 +508,16 @@ def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
     scalars = [load for load in list_loads(block) if not depends_on(load, last)]
     return bool(scalars) and all(
         element_stride(load, block, channel) == 1
-        # a block of channels that are not all there
+        # the latter if the block of channels is not full
         and element_stride(load, block, pixel) in (extents[-1], cpu.multiplicand_lanes)
         for load in scalars
     )
 
 
 def _measure_kernel(block: Block, data: int | None) -> tuple[int, int]:
-    """Return the positions in a row of a depthwise kernel, and by how many two points lie apart.
+    """Return the width of a depthwise kernel, and the distance between two points in kernel positions.
 
-    They are 0 and 1 for what is not a depthwise convolution, and where a dimension is dynamic.
+    The result is (0, 1) for other blocks and for dynamic shapes.
     """
     loads, extents = list_loads(block), block.reduction_extents
     if data is None or len(loads) != _PARTS or block.dynamic_axes:
@@ -547,7 +547,7 @@ def _unroll_short(
     longest: int,
     limit: int,
 ) -> None:
-    """Unroll innermost loops of a reduction up to a length, before statements exceed a limit."""
+    """Unroll innermost reduction loops up to a length, as long as statements stay within a limit."""
     for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
         unrolled *= extent
         if extent > longest or unrolled > limit:
@@ -558,7 +558,7 @@ def _unroll_short(
 # ---------------------------------------------------------------- the contraction of a block
 
 
-# Pooling reads vectors of values with so small a stride.
+# The strides of vector loads that pooling may use.
 _STRIDES: Final = range(1, MAX_STRIDE + 1)
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2
@@ -569,7 +569,7 @@ class ReductionAxes(NamedTuple):
 
     Attributes:
         lanes: The lanes of a vector along the last axis.
-        weight: The axis along which a tile reads different weights; the last axis if it is several whole vectors.
+        weight: The axis along which a tile reads different weights; the last axis if it has several whole vectors.
         data: The axis along which a tile reads different data.
         row: The next axis outside of `data` along which data differ.
         weights: All axes along which weights differ.
@@ -585,7 +585,7 @@ class ReductionAxes(NamedTuple):
 
 
 class _Loads(NamedTuple):
-    """The vector and scalar loads of a reduction. `has_products`: it sums several products at once."""
+    """The vector and scalar loads of a reduction; `has_products` if it has dot product instructions."""
 
     vectors: list[Any]
     scalars: list[Any]
@@ -609,7 +609,7 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     lanes = _limit_to_blocks(lanes, loads.vectors, block, axis, loads.strides)
     is_long = extents[last] > lanes
     if lanes < 2 or (last == 0 and not is_long):
-        # The result is one vector: there is no loop around a tile.
+        # The result is one vector, so there is no loop around a tile.
         return None
     if is_long and has_scalars and extents[last] % lanes == 0:
         long_weights.append(last)
@@ -631,7 +631,7 @@ def _classify_loads(block: Block) -> _Loads | None:
     loads = list_loads(block)
     scalars = [load for load in loads if not depends_on(load, last)]
     products = dot_products.find_products(block)
-    # All terms of one sum lie between the weights of two sums.
+    # The weights of two accumulators are one dot product apart.
     strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
     vectors = [load for load in loads if element_stride(load, block, last) in strides]
     if not vectors or len(vectors) + len(scalars) != len(loads):
@@ -640,9 +640,9 @@ def _classify_loads(block: Block) -> _Loads | None:
 
 
 def _find_roles(block: Block, loads: _Loads) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes before the last along which weights differ, and those along which data do.
+    """Return the axes along which weights differ and along which data differ, without the last axis.
 
-    Vectors are weights if scalars are loaded as well: these are the data.
+    If a block loads both vectors and scalars, vectors are weights and scalars are data.
     """
     before = block.spatial_axes[:-1]
     if not loads.scalars:
@@ -656,7 +656,7 @@ def _find_roles(block: Block, loads: _Loads) -> tuple[tuple[int, ...], tuple[int
 
 
 def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
-    """Return whether a reduction reads nothing but vectors along its last axis, which they do not divide."""
+    """Return whether a reduction loads only vectors along the last axis, and the last one is partial."""
     last = block.spatial_axes[-1]
     loads = list_loads(block)
     is_vector = all(element_stride(load, block, last) in _STRIDES for load in loads)
@@ -664,11 +664,11 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
 
 
 def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
-    """Return the lanes of vectors along an axis: a divisor of it, or more if there are fewer vectors then.
+    """Return the lanes of vectors along an axis: a divisor of its length, or more if that saves vectors.
 
-    The last vector of an axis that is not a multiple of them overlaps the one before it, and a tile has
-    one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
-    better: a tile has several of these, and their accumulators do not wait for each other.
+    If the lanes do not divide the axis, the last vector overlaps the one before it, and a tile has one
+    vector. If it also has one row (no `has_data`), lanes that divide the axis are better: a tile then
+    has several vectors with independent accumulators.
     """
     lanes = math.gcd(extent, cpu.lanes)
     if lanes > 1 and has_scalars and not has_data:
@@ -710,7 +710,7 @@ def _describe(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Contraction:
     width, stride = _measure_kernel(block, axes.data)
     return Contraction.over(
         block.reduction_extents,
-        # code grows with the tiles that compute the last rows
+        # each possible tail adds a tile to the code
         rows=min(rows, MAX_DYNAMIC_ROWS) if has_dynamic_rows else rows,
         vectors=vectors,
         arithmetic=_find_arithmetic(block, axes, cpu),
@@ -736,7 +736,7 @@ def _find_arithmetic(block: Block, axes: ReductionAxes, cpu: CpuModel) -> Arithm
 
 
 def _multiplies_matrices(block: Block) -> bool:
-    """Return whether instructions multiply matrices of bytes, of pixels or of rows."""
+    """Return whether a block uses int8 matrix instructions."""
     products = dot_products.find_products(block)
     return products is not None and products.has_matrices
 
@@ -749,7 +749,7 @@ def _describe_window(block: Block, pad: Block | None, axes: ReductionAxes) -> Wi
     extents, padded = block.typical_extents, pad.typical_extents
     # without weights (depthwise, pooling), each block of channels reads one block of data
     read = padded[1] if axes.weights else 1
-    # a row of a volume reads rows of several planes
+    # in a volume, a row of the result reads rows of several planes
     planes = [sum(measure_overlap(padded[n], extents[n])) for n in range(_FIRST_SPATIAL, row)]
     step, halo = measure_overlap(padded[row], extents[row])
     return Window(

@@ -34,10 +34,10 @@ from tvmflow.compiler.schedules.elementwise import (
     vectorize_loop,
 )
 
-# Columns of a part: so few that their results stay in the first-level cache, and so many that lines are read whole.
+# Limits of the columns of a part: results must stay in the first-level cache, and cache lines be read whole.
 _MAX_COLUMNS: Final = 512
 _MIN_COLUMNS: Final = 64
-# As many stay in one part if nothing divides them.
+# The most columns of a part if they cannot be divided.
 _MAX_UNDIVIDED: Final = 4096
 # The loops over rows, vectors and lanes.
 _JOINED_LOOPS: Final = 3
@@ -53,7 +53,7 @@ class _Step(NamedTuple):
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
-    """Compute all blocks of a row after each other, rows in parallel; return None for another kernel."""
+    """Compute all blocks of a row in sequence, and rows in parallel; return None for another kernel."""
     blocks = analyze_blocks(schedule) or []
     part = _find_columns(blocks, cpu)
     if part is not None:
@@ -93,7 +93,7 @@ def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
 
 
 def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
-    """Return whether a single reduction reads the elements of a block, one at a time."""
+    """Return whether only one reduction reads a block's output, and reads each element once."""
     loads = [
         (reader, load)
         for reader in blocks
@@ -110,9 +110,9 @@ def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
 
 
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
-    """Add elements up in the loop that computes them, where a sum reads the results of the step before it.
+    """Merge the vector loop of a step with the partial sums of the next step that reads its results.
 
-    Loading a vector that overlaps two stored ones is slow, as at the end of a row.
+    Otherwise a load at the end of a row may overlap two vectors that were just stored, which is slow.
     """
     for before, step in itertools.pairwise(steps):
         block, reduction = before.block, step.block
@@ -143,7 +143,7 @@ def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> 
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:
-    """Return how many outermost axes all blocks share, reading each other's results only at one point."""
+    """Return how many outermost axes all blocks share, with results read only at the same index."""
     count = 0
     for extents in zip(*(block.spatial_extents for block in blocks), strict=False):
         if len(set(extents)) > 1:
@@ -160,7 +160,7 @@ def _count_shared_axes(blocks: list[Block]) -> int:
 
 
 def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[Any]:
-    """Split a contiguous reduction into a partial sum for each lane; return the blocks of these."""
+    """Split a contiguous reduction into a partial sum for each lane; return the partial sums' blocks."""
     is_dynamic = len(block.axes) - 1 in block.dynamic_axes
     if not block.is_reduction or not is_contiguous(block, block.axes[-1]):
         return []
@@ -179,7 +179,7 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[
 
 
 def _count_joined_axes(block: Block, lanes: int) -> int:
-    """Return how many innermost reduced axes are one loop, so that its vectors are whole but the last."""
+    """Return how many innermost reduced axes to fuse, until vectors divide the loop or no more can be."""
     extents, count = block.reduction_extents, 1
     axes = block.axes[-len(extents) :]
     is_dynamic = any(axis >= len(block.axes) - len(extents) for axis in block.dynamic_axes)
@@ -191,9 +191,9 @@ def _count_joined_axes(block: Block, lanes: int) -> int:
 
 
 def _halve_accumulators(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
-    """Add halves of the partial sums of a vector to each other, until there are two sums.
+    """Add the halves of a vector of partial sums pairwise until two sums are left.
 
-    Adding them one by one would take the latency of as many additions, longer than a short row.
+    Adding them one by one has the latency of as many additions, which takes longer than a short row.
     """
     handles = []
     while lanes > _MIN_ACCUMULATORS:
@@ -211,7 +211,7 @@ def _halve_accumulators(schedule: Schedule, block: Block, lanes: int) -> list[An
 
 
 class _Columns(NamedTuple):
-    """The reduced axis of data, the axis that is divided into parts among others, and its part."""
+    """The position of the reduced axis in the data, the axis to split, and its length in a part."""
 
     reduced: int
     split: int
@@ -219,7 +219,7 @@ class _Columns(NamedTuple):
 
 
 def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
-    """Return the columns of a kernel that reduces one axis but the last; None for another kernel."""
+    """Return the columns of a kernel that reduces one axis, not the last one; None for other kernels."""
     reductions = [block for block in blocks if block.is_reduction]
     if not reductions or any(block.dynamic_axes for block in blocks):
         return None
@@ -271,9 +271,9 @@ def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
 def _choose_columns(
     shape: Sequence[int], reduced: int, length: int, cpu: CpuModel
 ) -> _Columns | None:
-    """Return the most columns of a part whose data stay in the cache; None if they would be few.
+    """Return the most columns of a part whose data stay in the cache; None if no part is suitable.
 
-    The shape has no reduced axis; `reduced` is the position of the axis after it.
+    `shape` lacks the reduced axis; `reduced` is its position in the data, of the next axis in `shape`.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)
@@ -292,7 +292,7 @@ def _choose_columns(
 def _apply_to_columns(
     schedule: Schedule, blocks: Sequence[Block], columns: _Columns, cpu: CpuModel
 ) -> Schedule:
-    """Compute all blocks of some columns after each other, such parts in parallel."""
+    """Compute all blocks of a part of the columns in sequence, and parts in parallel."""
     reduced, split, extent = columns
     rank = next(len(block.spatial_extents) for block in blocks if block.is_reduction)
     parts, accumulators = [], []

@@ -30,9 +30,9 @@ def apply_generic_loops(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 _log = logging.getLogger(__name__)
 
 ScheduleRule = Callable[[tvm.IRModule, CpuModel], Iterator[tuple[Tile | None, Schedule]]]
-"""A function that yields the schedules of a kernel (`main` of a module), each with its register tile if it has one.
+"""A function that yields (register tile or None, schedule) pairs for a kernel (`main` of a module).
 
-The default is first; there are none for kernels that the rule does not fit.
+The default comes first. If the rule does not fit the kernel, nothing is yielded.
 """
 
 
@@ -45,7 +45,7 @@ class ScheduleChoice(NamedTuple):
 
 
 def _single(apply: Callable[[Schedule, CpuModel], Schedule | None]) -> ScheduleRule:
-    """Return the rule of a function that schedules a kernel, or returns None."""
+    """Return a rule that yields the one schedule of a function, or nothing if that returns None."""
 
     def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[None, Schedule]]:
         # a schedule that TVM rejects leaves the kernel to the next rule
@@ -93,11 +93,11 @@ def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledMo
 # ---------------------------------------------------------------- scheduled modules
 
 NO_RULE: Final = "none"
-"""Stands for a rule's name for a kernel without a schedule."""
+"""The rule name reported for a kernel without a schedule."""
 
 
 class ScheduledModule(NamedTuple):
-    """A module with scheduled kernels, and the schedule rule of each kernel that a rule was tried for."""
+    """A module with scheduled kernels, and the rule's name for each kernel that was unscheduled."""
 
     mod: tvm.IRModule
     rules: dict[str, str]

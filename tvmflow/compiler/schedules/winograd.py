@@ -1,7 +1,7 @@
-"""The rule `winograd`: Winograd convolutions, with all transforms and products in the cache.
+"""The rule `winograd`: Winograd convolutions, with transformed data and matmuls in the cache.
 
 All loops over the elements of a tile are unrolled, so that the constants of the transforms become additions. The
-accumulators of the product are in registers as in `register_tiles`.
+accumulators of the matmuls are in registers as in `register_tiles`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NAMES: Final = (
     *("pad", winograd.DATA_COLUMNS, winograd.DATA),
     *(winograd.PRODUCT, winograd.IMAGE_COLUMNS, winograd.IMAGE),
 )
-# Images, blocks of channels, height, width, lanes.
+# The axes of an image: batch, blocks of channels, height, width, lanes.
 _IMAGE_RANK: Final = 5
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a Winograd convolution in their order; separate transforms have blocks of columns."""
+    """The blocks of a Winograd convolution; `*_columns` exist only if transforms are separate."""
 
     pad: Block
     data_columns: Block | None
@@ -74,7 +74,7 @@ class _Blocks(NamedTuple):
 
     @property
     def tiled_product(self) -> TiledProduct:
-        """The products, as splits divide them."""
+        """The sizes of the matmuls, from which splits are chosen."""
         height, width, out_blocks, images, depth, _, lanes = self.product.spatial_extents
         kernel_depth, chunks, _ = self.product.reduction_extents
         blocks, slices = self.data.spatial_extents[2], self.data.spatial_extents[4]
@@ -94,7 +94,7 @@ class _Blocks(NamedTuple):
 
     @property
     def has_dynamic_tiles(self) -> bool:
-        """True if each call chooses how many tiles there are in an image."""
+        """True if the number of tiles in an image is dynamic."""
         return not self.image.dynamic_axes.isdisjoint({3, 4})
 
 
@@ -105,7 +105,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
     if blocks is not None and blocks.has_dynamic_tiles:
         function = _write_dynamic(schedule, blocks, cpu)
         if function is not None:
-            # each copy of the epilogue has variables of its own
+            # SSA form needs separate variables in each copy of the epilogue
             made = tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))
             yield Schedule(made, seed=1)
         return
@@ -118,7 +118,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 
 
 def _find_blocks(schedule: Schedule) -> _Blocks | None:
-    """Return the blocks of a Winograd convolution, with one epilogue if tiles are fixed; None for others."""
+    """Return a Winograd convolution's blocks, with one epilogue if sizes are static; None for others."""
     blocks = analyze_blocks(schedule) or []
     own = {
         str(block.stmt.name_hint): block
@@ -142,7 +142,7 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
         image=own[winograd.IMAGE],
         epilogue=epilogue,
     )
-    # TVM inlines nothing of kernels where it does not know that all of an image is computed
+    # with dynamic tiles, TVM cannot prove that the whole image is computed, and inlines nothing
     for block in () if found.has_dynamic_tiles else epilogue[:-1]:
         schedule.compute_inline(block.handle)
     return found
@@ -164,7 +164,7 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> 
         schedule.unroll(loop)
     schedule.vectorize(lane)
     if blocks.image_columns is None:
-        # the product of a tile is transformed into registers
+        # the inverse transform of a tile writes to registers
         handle = blocks.image.handle
         schedule.compute_at(handle, tile_column, preserve_unit_loops=True)
         schedule.set_scope(handle, 0, "local")
@@ -191,7 +191,7 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: Split, cpu: CpuModel) -> 
 def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_lanes: bool) -> None:
     """Keep the accumulators of some vectors of channels and some tiles in registers.
 
-    `takes_lanes` tells that the CPU has by-element FMA: data of all lanes of a block are read together.
+    `takes_lanes`: the CPU has by-element FMA, so the data of all lanes of a block are read together.
     """
     *_, i, j, out, image, depth, tile, lane, depth_step, chunk, channel = schedule.get_loops(
         block.handle
@@ -202,7 +202,7 @@ def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_l
     schedule.reorder(*outer, depth_step, chunk, channel, vector, point, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, points)
-    # it has no loops of one iteration
+    # the store has no loops of one iteration
     count = sum(size > 1 for size in (split.tile.vectors, split.tile.rows))
     *_, store_lane = store_loops = schedule.get_loops(store)
     for loop in (vector, point, *store_loops[-1 - count : -1]):
@@ -215,7 +215,7 @@ def _schedule_product(schedule: Schedule, block: Block, split: Split, *, takes_l
 
 
 def _keep_in_registers(schedule: Schedule, block: Block, tile: Any) -> None:
-    """Compute one axis of a transform into registers, for a tile at a time."""
+    """Compute the transform along one axis into registers, one tile at a time."""
     schedule.compute_at(block.handle, tile, preserve_unit_loops=True)
     schedule.set_scope(block.handle, 0, "local")
     loops = schedule.get_loops(block.handle)[-len(block.spatial_extents) :]
@@ -251,7 +251,7 @@ def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> An
 
 
 # ---------------------------------------------------------------- dynamic images
-# A dynamic number of tiles is computed by loops of `tir_kernels.winograd`, which end with the kernel's epilogue.
+# The loops of `tir_kernels.winograd` compute a dynamic number of tiles, and end with the kernel's epilogue.
 
 
 def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
@@ -264,7 +264,7 @@ def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.P
         len(size) != _IMAGE_RANK
         or str(image.dtype) != FLOAT
         or not same_sizes(size, cropped)
-        # one of them is a result too
+        # every block but the last must write an intermediate buffer, not a second result
         or not all(any(block.output.same_as(b) for b in own) for block in blocks.epilogue[:-1])
     ):
         return None
@@ -309,7 +309,7 @@ def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.P
 
 
 def _inline(statement: Any, block: Block) -> Any:
-    """Return a statement with the value of a block in place of loads of its output."""
+    """Return a statement in which the value of a block replaces the loads of its output."""
 
     def compute(load: Any) -> Any:
         if not load.source.same_as(block.output):

@@ -51,7 +51,7 @@ def schedule_for_gpu(
     target: tvm.target.Target,
     rules: Mapping[str, GpuRule] = GPU_RULES,
 ) -> ScheduledModule:
-    """Apply a schedule rule to each kernel: without thread bindings, it cannot run on a GPU."""
+    """Apply a schedule rule to each kernel, since a GPU cannot run kernels without thread bindings."""
     device = Device.from_target(target)
 
     def choose(kernel: tvm.IRModule) -> ScheduleChoice | None:
@@ -73,12 +73,12 @@ def schedule_for_gpu(
 def _schedule_by_dlight(
     mod: tvm.IRModule, rules: dict[str, str], target: tvm.target.Target
 ) -> ScheduledModule:
-    """Schedule the kernels that are left by the rules of DLight."""
+    """Schedule the remaining kernels with the rules of DLight."""
     if list_unscheduled(mod):
         # The import of DLight takes a second.
         from tvm.s_tir import dlight
 
-        # The rule for matrix products looks tensor intrinsics up even where it does not use them.
+        # The rule for matmuls looks up tensor intrinsics even if it does not use them.
         load_intrinsics(target.export())
         for name, rule in _DLIGHT_RULES.items():
             before = _list_names(mod)

@@ -1,4 +1,4 @@
-"""Memory accesses of the blocks of a kernel, and steps that several rules for GPUs share."""
+"""Memory accesses of a kernel's blocks, and scheduling steps that several GPU rules share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_reduction(schedule: Schedule, handle: Any) -> bool:
 
 
 def has_fixed_sizes(schedule: Schedule, handles: Sequence[Any]) -> bool:
-    """Return whether the lengths of all axes are known."""
+    """Return whether no axis of the blocks has a dynamic length."""
     axes = [axis for handle in handles for axis in schedule.get(handle).iter_vars]
     return all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
 
@@ -37,12 +37,12 @@ def list_loads(stmt: Any) -> list[Any]:
 
 
 def find_read(stmt: Any, load: Any) -> int:
-    """Return which of the regions that a block reads a load belongs to."""
+    """Return the index of the region that a load reads, among the regions that its block reads."""
     return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(load.source))
 
 
 def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
-    """Return how far an access moves when a variable goes from 0 to `step`; None if data decide."""
+    """Return by how many elements an access moves for 0 to `step` of a variable; None if data decide."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
     return find_distance(access.indices, buffer.shape, variable, step)
 
@@ -56,17 +56,17 @@ def fuse_before(schedule: Schedule, handle: Any) -> None:
 
 
 def fuse_after(schedule: Schedule, handle: Any) -> None:
-    """Compute all that follows a block in the block itself."""
+    """Inline all consumers of a block into the block."""
     while consumers := list(schedule.get_consumers(handle)):
         for consumer in consumers:
             schedule.reverse_compute_inline(consumer)
 
 
 def fuse_epilogue(schedule: Schedule, main: Any) -> None:
-    """Make one block of all that follows a block."""
+    """Inline all blocks that follow a block into the last one."""
     handles = [main]
     for handle in handles:
-        # the list grows by all blocks whose results the first one needs
+        # the list grows while it is iterated, by all blocks that `main` depends on
         handles += schedule.get_producers(handle)
     before = [schedule.get(handle) for handle in handles]
     after = [
@@ -85,13 +85,13 @@ def bind(schedule: Schedule, index: str, loops: str, *bound: Any) -> None:
 
 
 def vectorize(schedule: Schedule, loop: Any, lanes: int) -> None:
-    """Vectorize the innermost iterations of a loop if vectors divide it."""
+    """Vectorize the innermost `lanes` iterations of a loop if they divide its length."""
     if length(schedule, loop) % lanes == 0:
         _, inner = schedule.split(loop, [None, lanes])
         schedule.vectorize(inner)
 
 
 def unroll(schedule: Schedule, loop: Any, steps: int) -> None:
-    """Unroll the loops within a loop that have at most this many steps together."""
+    """Unroll the loops within a loop that have at most `steps` iterations in total."""
     schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
     schedule.annotate(loop, "pragma_unroll_explicit", 1)

@@ -23,7 +23,7 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 from tvmflow.graph.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 _THREADS: Final = 128
-# Transposes are tiled: a square tile with this side is read along one axis and written along another.
+# Transposes read square tiles with this side along one axis and write them along another.
 _SIDE: Final = 32
 _SIDE_ROWS: Final = 8
 _MIN_SIDE: Final = 8
@@ -48,7 +48,7 @@ def _make_one_block(schedule: Schedule) -> Any | None:
 
 
 def transpose(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a kernel that reads along another axis than it writes; None for another kernel."""
+    """Schedule a kernel whose input and output are contiguous along different axes; None for others."""
     last = _make_one_block(schedule)
     if last is None:
         return None
@@ -87,7 +87,7 @@ def transpose(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _divide_square(schedule: Schedule, copy: Any, load: Any, variable: Any) -> None:
-    """Divide the copy of a square between threads: neighbors read neighboring values."""
+    """Divide the copy of a square between threads; neighbors read adjacent values."""
     loops = list(schedule.get_loops(copy)[1:])
     (axis,) = (i for i, index in enumerate(load.indices) if uses(index, variable))
     nearest = loops[len(loops) - len(load.indices) + axis]
@@ -98,7 +98,7 @@ def _divide_square(schedule: Schedule, copy: Any, load: Any, variable: Any) -> N
     _, thread = schedule.split(nearest, [None, _SIDE])
     schedule.bind(thread, "threadIdx.x")
     unroll(schedule, serial, VECTOR)
-    # the squares' lines begin in different banks of memory
+    # the rows of a square begin in different banks of shared memory
     rank = len(load.indices)
     if rank > 1:
         schedule.storage_align(copy, 0, axis=max(0, rank - 2), factor=_SIDE, offset=1)
@@ -108,7 +108,7 @@ def _divide_square(schedule: Schedule, copy: Any, load: Any, variable: Any) -> N
 
 
 def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a kernel in vectors that neighboring threads read and write, or return None."""
+    """Schedule a kernel whose neighboring threads access adjacent vectors; None for other kernels."""
     last = _make_one_block(schedule)
     if last is None:
         return None
@@ -117,7 +117,7 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
     lanes, repeats, axes = _choose_lanes(stmt), 1, list(stmt.iter_vars)
     indices = [index for load in list_loads(stmt) for index in load.indices]
     slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]
-    # the offsets along these axes are computed once
+    # slow indices do not depend on these axes, so a thread can reuse them for several values
     free = [
         position
         for position, axis in enumerate(axes[:-1])
@@ -140,7 +140,7 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _choose_lanes(stmt: Any) -> int:
-    """Return how many values a thread computes: a vector if all that it reads and writes are."""
+    """Return the values that a thread computes at once: a vector if all accesses are vectors, else 1."""
     axes = list(stmt.iter_vars)
     accesses = [stmt.body, *list_loads(stmt)]
     count = math.prod(int(axis.dom.extent) for axis in axes)
@@ -163,7 +163,7 @@ def _choose_lanes(stmt: Any) -> int:
 
 
 def _is_linear(access: Any, axes: list[Any]) -> bool:
-    """Return whether an access goes through memory as the axes do."""
+    """Return whether an access is contiguous over all axes, in their order."""
     if find_nodes(list(access.indices), tirx.FloorDiv, tirx.FloorMod, tvm.ir.Call):
         return False
     expected = 1
@@ -176,7 +176,7 @@ def _is_linear(access: Any, axes: list[Any]) -> bool:
 
 
 def _is_vector(access: Any, axes: list[Any]) -> bool:
-    """Return whether an access reads or writes whole vectors along the last axis, or does not move."""
+    """Return whether an access has aligned vectors along the last axis, or does not depend on it."""
     last = axes[-1]
     if not depends_on(access, last.var):
         return True

@@ -1,6 +1,6 @@
-"""The rule `tiled_products`: matrix products and convolutions in shared memory and registers.
+"""The rule `tiled_products`: matmuls and convolutions in shared memory and registers.
 
-A product is result[batch, row, column] = sum over depth of left[batch, row, depth] times right[batch, column, depth].
+A matmul is result[batch, row, column] = sum over depth of left[batch, row, depth] times right[batch, column, depth].
 In a convolution, columns are pixels, rows are the channels of the result, and the depth is input channels and kernel
 positions. Threads copy the next tile of pixels into shared memory (implicit GEMM).
 """
@@ -32,12 +32,12 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 )
 from tvmflow.graph.ir import find_nodes, rewrite_nodes
 
-# Products with fewer rows or columns are left to rules without tiles.
+# Matmuls with fewer rows or columns are left to rules without tiles.
 _MIN_SIDE: Final = 4
 _DTYPE_INDEX: Final = "int64"
 
 
-# Whether the first operand, the second one and the result use an axis -> its kind.
+# (first operand uses an axis, second operand uses it, result uses it) -> its kind.
 _KINDS: Final = {
     (True, True, True): "batch",
     (True, False, True): "first",
@@ -47,19 +47,19 @@ _KINDS: Final = {
 
 
 class Product(NamedTuple):
-    """A product, and the kinds of its axes.
+    """A matmul or convolution, and the kinds of its axes.
 
     Attributes:
-        main: The block that adds up.
+        main: The reduction block.
         kinds: For each axis of the block: `batch`, `row`, `column`, `depth`, or `one` if its length is 1.
-        order: The positions of the axes in the order in which those of a kind become one.
-        lengths: The length of all axes of a kind together.
-        left: The position of the operand with rows among the block's loads.
-        stores_columns: Whether neighboring columns of the result are neighbors in memory.
+        order: The positions of the axes, in the order in which axes of the same kind are fused.
+        lengths: Kind -> the product of the lengths of its axes.
+        left: The position, among the block's loads, of the operand that has rows.
+        stores_columns: Whether columns of the result are contiguous, so that vectors are stored.
         left_by_depth: Whether the left operand is contiguous along the depth.
-        left_lanes: The values of it that a thread loads at once.
+        left_lanes: The values of the left operand that a thread loads at once.
         right_by_depth: Whether the right operand is contiguous along the depth.
-        right_lanes: The values of it that a thread loads at once.
+        right_lanes: The values of the right operand that a thread loads at once.
     """
 
     main: Any
@@ -75,7 +75,7 @@ class Product(NamedTuple):
 
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a product, with its epilogue in registers; None for another kernel."""
+    """Schedule a matmul, with its epilogue in registers; None for another kernel."""
     schedule = divide_groups(schedule)
     product = find_product(schedule)
     if product is None:
@@ -85,11 +85,11 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
     return None if tile is None else _apply_tile(schedule, product, tile, depth)
 
 
-# ---------------------------------------------------------------- recognition of products
+# ---------------------------------------------------------------- recognition of matmuls
 
 
 def find_product(schedule: Schedule) -> Product | None:
-    """Return the product that a kernel computes; None if it computes something else, or more."""
+    """Return the only reduction of a kernel if it is a matmul; None for other kernels."""
     handles = list_all_blocks(schedule)
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     if len(reductions) != 1 or not _is_product(schedule.get(reductions[0])):
@@ -122,7 +122,7 @@ def find_product(schedule: Schedule) -> Product | None:
     }
     if min(lengths["row"], lengths["column"]) < _MIN_SIDE:
         return None
-    # the depth goes through the left operand, such as weights, in the order of its memory
+    # the axes of the depth are fused in the memory order of the left operand, such as weights
     order = sorted(
         range(len(axes)),
         key=lambda position: (
@@ -151,7 +151,7 @@ def find_product(schedule: Schedule) -> Product | None:
 
 
 def _is_product(stmt: Any) -> bool:
-    """Return whether a block adds up products of two numbers of different buffers."""
+    """Return whether a block adds up products of two elements of different buffers."""
     body = stmt.body
     if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
         return False
@@ -161,7 +161,7 @@ def _is_product(stmt: Any) -> bool:
 
 
 def divide_groups(schedule: Schedule) -> Schedule:
-    """Return a kernel where the channels of a grouped convolution are groups and the channels of one."""
+    """Return a kernel with the channels of a grouped convolution split into (group, channel) axes."""
     for main in list_all_blocks(schedule):
         axes = list(schedule.get(main).iter_vars)
         for position, axis in enumerate(axes):
@@ -178,7 +178,7 @@ def divide_groups(schedule: Schedule) -> Schedule:
                 )
                 outputs = [*inputs[:position], group, channel, *inputs[position + 1 :]]
                 schedule.transform_block_layout(main, tirx.IndexMap(inputs, outputs, None))
-                # divisions become simple by the ranges of the new axes
+                # the ranges of the new axes let the analyzer simplify divisions
                 analyzer = tvm.sym.Analyzer()
                 for own in schedule.get(main).iter_vars:
                     analyzer.bind(own.var, own.dom)
@@ -196,7 +196,7 @@ def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
 
 
 def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
-    """Return how many values along the axes of a kind are contiguous: 0, 1 or whole vectors."""
+    """Return the contiguous values to access at once along a kind's axes: a vector, 1, or 0 if none are."""
     count = 1
     others: list[int | None] = []
     for axis, other in reversed(axes):
@@ -210,7 +210,7 @@ def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
             others.append(stride)
     if count == 1:
         return 0
-    # whole vectors begin at multiples of their size: rows of odd lengths do not
+    # vectors must begin at multiples of their size, which rows of odd lengths prevent
     is_aligned = all(stride is not None and stride % VECTOR == 0 for stride in others)
     return VECTOR if count % VECTOR == 0 and is_aligned else 1
 
@@ -245,7 +245,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     )
     bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
     bind(schedule, "threadIdx", "yx", thread_y, thread_x)
-    # with the loads of a step of the depth: registers cannot be indexed by the variable of a loop
+    # unroll the loads of a step of the depth, too: registers cannot be indexed by a loop variable
     unroll(schedule, thread_x, max(64, 2 * tile.results * VECTOR))
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
@@ -255,7 +255,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
         schedule.compute_at(shared, outer, preserve_unit_loops=True)
         if operand == right and product.right_by_depth:
-            # neighbors read along the depth, and write to different banks of memory
+            # neighboring threads read along the depth, and write to different banks of shared memory
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
             schedule.storage_align(shared, 0, axis=1, factor=4 * VECTOR, offset=VECTOR)
         divide_copy(schedule, shared, tile, lanes)
@@ -281,7 +281,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
 
 
 def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
-    """Add up the results of all groups of threads, each thread a part."""
+    """Add up the partial results of all groups; the threads divide the results among themselves."""
     schedule.reverse_compute_at(total, block, preserve_unit_loops=True)
     group, batch, row, column = schedule.get_loops(total)[-4:]
     schedule.reorder(batch, row, column, group)
@@ -304,7 +304,7 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
     gathered = [schedule.reindex(main, ("read", read)) for read in reads]
     scattered = schedule.reindex(main, ("write", 0))
     if has_groups:
-        # before rows are padded: TVM would forget that rows beyond those of a group are none
+        # before rows are padded: TVM would forget that a group has no rows beyond its own
         fuse_after(schedule, scattered)
     # from here on, indices are axes of the block
     stmt = schedule.get(main)
@@ -313,7 +313,7 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
     ranks = {position: anchor for anchor, position in enumerate(product.order)}
 
     def fuse(variables: Sequence[Any], kinds: Sequence[str]) -> tirx.IndexMap:
-        """Return the map from some axes to one of each kind."""
+        """Return the map that fuses axes into one axis for each kind."""
         inputs = [tirx.Var(f"i{number}", _DTYPE_INDEX) for number in range(len(variables))]
         used = [positions[variable] for variable in variables]
         fused: dict[str, Any] = {}
@@ -334,13 +334,13 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
 
 
 def find_position(schedule: Schedule, main: Any, operand: int) -> int:
-    """Return which of the regions that a block reads is that of its first or second operand."""
+    """Return the index, among the regions that a block reads, of its first or second operand."""
     stmt = schedule.get(main)
     return find_read(stmt, list_loads(stmt)[operand])
 
 
 def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
-    """Divide a copy to shared memory between all threads: neighbors copy neighboring values."""
+    """Divide a copy to shared memory between all threads; neighbors copy adjacent values."""
     loops = schedule.get_loops(copy)[-3:]
     count = math.prod(length(schedule, loop) for loop in loops)
     threads = tile.groups * tile.threads
@@ -360,6 +360,6 @@ def load_ahead(schedule: Schedule, steps: Any, copies: Sequence[Any]) -> None:
     """Prefetch the operands of the next step, two copies to shared memory, into registers."""
     for copy in copies:
         schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
-    # each copy is a load, of the step before, and a store
+    # each copy is a load, in the previous step, and a store
     schedule.annotate(steps, "software_pipeline_stage", [0, 1, 0, 1, 1])
     schedule.annotate(steps, "software_pipeline_order", [2, 0, 3, 1, 4])

@@ -1,7 +1,7 @@
-"""The rules `block_reductions`, for softmax, norms, means and products with a vector, and `windows`.
+"""The rules `block_reductions` (softmax, norms, means, matrix-vector products) and `windows`.
 
-The threads of a block share the values of one reduction or of a few. A row that several steps need is loaded into shared
-memory once, and all steps are one launch.
+The threads of a block divide the values of one or a few reductions among themselves. A row that several steps need is
+loaded into shared memory once, and all steps run in one launch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tvmflow.compiler.schedules.gpu.accesses import (
 _THREADS: Final = 128
 # A thread adds up at least this many values by itself.
 _MIN_SERIAL: Final = 4
-# Blocks share a compute unit only if each takes a part of its memory.
+# Blocks can share a compute unit only if each takes at most this part of its shared memory.
 _SHARED_PART: Final = 4
 _UNROLLED: Final = 16
 
 
 class _Threads(NamedTuple):
-    """A block of threads: `rows` results, each by `parts` threads; neighbors may be along either."""
+    """A block of threads: `parts` threads for each of `rows` results, x along rows or along parts."""
 
     rows: int
     parts: int
@@ -84,7 +84,7 @@ def _apply_blocks(
     if any(shape != shapes[0] for shape in shapes):
         return None
     row_count, depth = map(math.prod, shapes[0])
-    # neighboring results may read neighboring values
+    # neighboring results may read adjacent values
     load = max(list_loads(first), key=lambda one: math.prod(int(size) for size in one.source.shape))
     nearest = [
         axis
@@ -126,7 +126,7 @@ def _apply_blocks(
 
 
 def _choose_threads(rows: int, depth: int, is_along_rows: bool, device: Device) -> _Threads:
-    """Return how many results a block computes, and by how many threads each."""
+    """Return how many results a block computes, and with how many threads each."""
     most = min(device.threads // 2, 512) if rows >= device.units else device.threads
     if is_along_rows:
         across = min(device.lanes, _power_of_two(rows))
@@ -147,14 +147,14 @@ def _choose_threads(rows: int, depth: int, is_along_rows: bool, device: Device) 
 
 
 def _power_of_two(number: int) -> int:
-    """Return the power of two that is not smaller than a number."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def _divide_last(
     schedule: Schedule, reductions: Sequence[Any], last: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return the loops of the last block over results, and its other ones, which become inner."""
+    """Return the last block's loops over reductions' results, and its other loops, moved inside."""
     stmt = schedule.get(last)
     results = [schedule.get(handle).body.buffer for handle in reductions]
     loads = [load for load in list_loads(stmt) if load.source in results]
@@ -170,7 +170,7 @@ def _divide_last(
 def _load_once(
     schedule: Schedule, buffer: Any, steps: Sequence[Any], block: Any, threads: _Threads
 ) -> None:
-    """Copy the rows of a tensor to shared memory before the first step, by all threads."""
+    """Let all threads copy the rows of a tensor to shared memory before the first step."""
     first = schedule.get(steps[0])
     load = next(load for load in list_loads(first) if load.source.same_as(buffer))
     copy = schedule.cache_read(steps[0], find_read(first, load), "shared", list(steps))
@@ -185,9 +185,9 @@ def _load_once(
 
 # ---------------------------------------------------------------- windows
 # The rule `windows`: depthwise convolutions and pooling. A thread computes some neighboring rows of one column of pixels.
-# It loads values that several results need into registers once; neighboring threads load neighboring values.
+# It loads values that several results need into registers once; neighboring threads load adjacent values.
 
-# Larger windows are reductions: they do not fit into registers.
+# Larger windows do not fit into registers, and are scheduled as reductions.
 _MAX_WINDOW: Final = 128
 _MAX_NUMBERS: Final = 80
 _ROWS: Final = (4, 2, 1)
@@ -198,11 +198,11 @@ class _Window(NamedTuple):
 
     Attributes:
         main: The block.
-        data: The position of the load of data among its loads.
+        data: The index of the load of data among the block's loads.
         axis: The position of the axis along which a thread computes several results.
         window_shape: The lengths of the axes that are reduced.
-        step: How far windows are from each other along the axis.
-        reach: The numbers that a window covers along the axis.
+        step: The distance between the windows of two results along `axis`, in elements.
+        reach: The elements that a window spans along `axis`.
         results: The number of results.
     """
 
@@ -281,7 +281,7 @@ def _find_window(schedule: Schedule) -> _Window | None:
 
 
 def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, int]:
-    """Return the axis along which windows overlap, but not the last one, which threads divide."""
+    """Return the axis along which windows overlap, not the last (threads divide it), step and reach."""
     lengths = [position for position, axis in enumerate(spatial) if int(axis.dom.extent) > 1]
     for position in reversed(lengths[:-1]):
         axis = spatial[position]
@@ -296,7 +296,7 @@ def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, i
 
 
 def _choose_rows(window: _Window, device: Device) -> int:
-    """Return how many results a thread computes: several if they share data and enough threads remain."""
+    """Return the results of a thread: several if they share data and enough threads remain."""
     if window.step >= window.reach:
         return 1
     others = math.prod(window.window_shape) // min(window.window_shape)

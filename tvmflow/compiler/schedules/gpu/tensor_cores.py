@@ -1,7 +1,7 @@
-"""The rule `tensor_cores`: products of float16 by tensor cores.
+"""The rule `tensor_cores`: float16 matmuls and convolutions on tensor cores.
 
 A warp multiplies squares of 16×16 values (`wmma` in CUDA C) with float32 accumulation. The layout of a square in
-registers is not known: a warp loads squares from shared memory, and stores them there.
+registers is unspecified, so a warp loads squares from shared memory and stores them there.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from tvmflow.compiler.schedules.gpu.products import (
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.graph.ir import with_fields
 
-# Targets of CUDA have the same intrinsics.
+# All CUDA targets have the same intrinsics.
 _ANY_TARGET: Final = {"kind": "cuda"}
 
 
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
-    """Schedule a product of float16 that is added up in float32; None for another kernel."""
+    """Schedule a float16 matmul with float32 accumulation; None for another kernel."""
     if not device.has_tensor_cores:
         return None
     schedule = divide_groups(schedule)
@@ -71,7 +71,7 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
-    """Return a kernel whose first operand is the one with the rows, as the intrinsic has it."""
+    """Return a kernel whose first operand has the rows, as the intrinsic requires."""
     stmt = schedule.get(main)
 
     def swap(block: SBlock) -> SBlock:
@@ -125,14 +125,14 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
         schedule.compute_at(shared, outer, preserve_unit_loops=True)
         if by_depth:
-            # neighbors read along the other axis than they write
+            # neighboring threads read along one axis, and write along the other
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
         schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=ROW_OFFSET)
         divide_copy(schedule, shared, threads, lanes)
         fuse_before(schedule, shared)
         copies.append(shared)
     if tile.rows > SIDE:
-        # a row of squares leaves no registers for it on sm_80
+        # with a single row of squares, sm_80 has no registers left for prefetched values
         load_ahead(schedule, outer, copies)
     for operand, name in ((0, "a"), (1, "b")):
         scope = f"wmma.matrix_{name}"
@@ -158,14 +158,14 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
 def _store_result(
     schedule: Schedule, stored: Any, result: Any, product: Product, warp: Any, count: int
 ) -> None:
-    """Store a row of a warp's squares at a time, of `count` rows, and compute what follows with them."""
+    """Store a warp's `count` rows of squares one row at a time, and compute the epilogue on them."""
 
     def by_squares(batch: Any, row: Any, column: Any) -> list[Any]:
         square = row // SIDE
         positions = [square % count, square // count, column // SIDE]
         return [batch, *positions, row % SIDE, column % SIDE]
 
-    # a square's numbers are neighbors, so that a block of threads needs memory for what it stores at once
+    # a square's elements are contiguous, so that a block needs shared memory only for what it stores at once
     for block in (stored, result):
         schedule.transform_block_layout(block, by_squares)
     schedule.transform_layout(stored, ("write", 0), by_squares)
@@ -181,7 +181,7 @@ def _store_result(
     fuse_after(schedule, result)
     if lanes > 1:
         schedule.vectorize(vector)
-    # by NVRTC: TVM would give each row memory of its own
+    # NVRTC unrolls this loop: TVM would allocate shared memory for each row
     schedule.annotate(position, "pragma_auto_unroll_max_step", 2 * SIDE)
     schedule.annotate(position, "pragma_unroll_explicit", 0)
     schedule.unroll(across)
