@@ -1,13 +1,13 @@
-"""Attention: the computation of a fused kernel, and its kernels for CPUs and GPUs.
+"""Attention as a fused computation, and its kernels for CPUs and GPUs.
 
 On a CPU, softmax(q·kᵀ)·v is computed for a few queries at a time, whose scores stay in the cache. Keys and values are
-packed for register tiles (`contraction.packed`), which pays off where many queries read them. A few queries, as in a
+packed for register tiles (`contraction.packed`), which pays off if many queries read them. A few queries, as in a
 step of a decoder, read keys and values in place, once for all heads that share them. All keys of a row are scored
-before their softmax, so nothing must be rescaled. For a few thousand keys this is faster than an online softmax.
+before the softmax, so nothing must be rescaled. For a few thousand keys this is faster than an online softmax.
 
 On a GPU, a block of threads computes some queries. It reads the keys tile by tile: keys, then their values, are in
 shared memory, and scores and results in registers. Accumulators are rescaled when a larger score is found (online
-softmax; Dao et al., FlashAttention, 2022), so that no scores are in the memory of the GPU.
+softmax; Dao et al., FlashAttention, 2022), so that scores are never stored in GPU memory.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
 
 class ScoreStep(NamedTuple):
-    """An elementwise operation on scores, and the positions of its operands; None for the scores."""
+    """An elementwise operation on scores, and its operands' positions; None stands for the scores."""
 
     function: Callable[..., Any]
     operands: tuple[int | None, ...]
 
 
 class Typical(NamedTuple):
-    """The sizes for which a kernel is divided, with tuning sizes in place of dynamic ones."""
+    """The sizes for which a kernel is tiled, with tuning sizes in place of dynamic ones."""
 
     batch: int
     queries: int
@@ -80,15 +80,15 @@ class Attention(NamedTuple):
         batch: The number of pairs of query and key matrices, which may be dynamic.
         queries: The number of queries, N, which may be dynamic.
         keys: The number of keys, M, which may be dynamic.
-        typical: The same as tuning sizes.
+        typical: Batch, queries and keys, with tuning sizes for dynamic ones.
         depth: The length of a query, D.
         values: The length of a value, E.
         operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
         factors: The positions of scalar operands, and whether the scores are divided by each.
         steps: Operations on the scores before softmax.
-        replacement: The position of the scalar that replaces weights that are NaN; None if they stay.
+        replacement: The position of the scalar that replaces NaN weights; None if they stay.
         out_shape: The shape of the result.
-        out: Its matrices (N, E).
+        out: The matrices (N, E) of the result.
     """
 
     batch: IrSize
@@ -112,7 +112,7 @@ class Attention(NamedTuple):
 
 
 class _Emitter:
-    """Emits a kernel of an attention, whose parameters are the operands and the result."""
+    """Emits an attention kernel, whose parameters are the operands and the result."""
 
     _inputs: Sequence[Any]
     _out: Any
@@ -121,7 +121,7 @@ class _Emitter:
         self._attention = attention
 
     def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
-        """Return the function that loads an element of a matrix of an operand, by row and column."""
+        """Return a function (row, column) that loads an element of a matrix of an operand."""
         buffer, matrices = self._inputs[position], self._attention.operands[position].matrices
         return lambda row, column: buffer[matrices.offset_of(matrix, row, column)]
 
@@ -129,14 +129,14 @@ class _Emitter:
         return self._load(position, 0)(0, 0)
 
     def _scale(self, value: Any) -> Any:
-        """Return a value multiplied with the factors of the scores."""
+        """Return a value multiplied or divided by the factors of the scores."""
         for position, divides in self._attention.factors:
             factor = self._load_scalar(position)
             value = value / factor if divides else value * factor
         return value
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, score: Any) -> Any:
-        """Return a score after the operations on it."""
+        """Return a score after all `steps`."""
         for step in self._attention.steps:
             operands = [
                 score if position is None else self._load(position, matrix)(query, key)
@@ -148,11 +148,11 @@ class _Emitter:
 
 # ---------------------------------------------------------------- CPUs
 
-# This many queries read keys and values in place: packing costs about as much as reading them three times.
+# At most this many queries read keys and values in place: packing costs about as much as reading them three times.
 _MAX_DIRECT_QUERIES: Final = 4
 # The most heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
-# The keys that a core scores at a time where keys are divided among cores.
+# The keys that a core scores at a time if keys are divided among cores.
 _KEYS_PER_PART: Final = 128
 
 
@@ -180,7 +180,7 @@ class _CpuEmitter(_Emitter):
             choose_row_block(typical.queries, counts, max_rows, tile_rows, cpu)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
-        # rows a power of two apart would evict each other from the cache; the second product reads many at once
+        # rows a power of two apart would evict each other from the cache; the second matmul reads many at once
         self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
         self._key_size = attention.depth * self._keys.padded
@@ -246,7 +246,7 @@ class _CpuEmitter(_Emitter):
             with T.serial(mixed) as row:
                 self._end_row(matrix, self._clamp(first + row), row, tail, scores)
 
-        # ahead of all rows, so that no vector is read shortly after a part of it was written
+        # before all rows, since reading a vector shortly after a part of it was written is slow
         self._emit_tail(end_rows)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
@@ -267,11 +267,11 @@ class _CpuEmitter(_Emitter):
         return not is_dynamic(queries) and queries % self._rows == 0
 
     def _clamp(self, row: Any) -> Any:
-        """Return a row that exists: those beyond the end are computed, but not written."""
+        """Clamp a row to the last one; rows beyond the end are computed but not written."""
         return row if self._is_whole else tirx.min(row, self._attention.queries - 1)
 
     def _copy_queries(self, matrix: Any, first: Any, queries: Any) -> None:
-        """Emit the copy of a block of queries, multiplied with the factors of the scores."""
+        """Emit the copy of a block of queries, scaled with the factors of the scores."""
         a = self._attention
         source, is_vector = self._load(0, matrix), a.operands[0].matrices.column == 1
         with T.serial(self._rows) as row:
@@ -280,7 +280,7 @@ class _CpuEmitter(_Emitter):
                 queries[row * a.depth + column] = value
 
     def _softmax(self, matrix: Any, query: Any, row: Any, scores: Any, totals: Any) -> None:
-        """Emit the steps on whole vectors of a row of scores, their exponentials, and the total of these."""
+        """Emit the steps on whole vectors of a row of scores, the exponentials, and their total."""
         a, base = self._attention, row * self._score_stride
         # several vectors of exponentials are computed at once
         wide = self._lanes * FUNCTION_VECTORS
@@ -330,18 +330,18 @@ class _CpuEmitter(_Emitter):
                 yield start + inner, lanes
 
     def _emit_tail(self, emit: Callable[[IrSize], None]) -> None:
-        """Emit the statements for the keys that fill no vector, if any; `emit` takes their number."""
+        """Emit the statements for the tail of keys, if there is one; `emit` takes its length."""
         tail = self._attention.keys % self._lanes
         if is_dynamic(tail) or tail:
             with when(not is_dynamic(tail) or tail > 0):
                 emit(tail)
 
     def _end_row(self, matrix: Any, query: Any, row: Any, tail: IrSize, scores: Any) -> None:
-        """Emit the steps on the scores of keys that fill no vector, and -∞ for the lanes behind them."""
+        """Emit the steps on the scores of the tail, and -∞ for the remaining lanes of its vector."""
         a, key = self._attention, self._attention.keys - tail
         position = row * self._score_stride + key
         if a.steps:
-            # the masks that they read end there
+            # masks end with the keys, so no whole vector of them can be read
             last = iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail)
             with last as lane:
                 score = self._apply_steps(matrix, query, key + lane, scores[position + lane])
@@ -349,7 +349,7 @@ class _CpuEmitter(_Emitter):
         lowest = tirx.min_value(FLOAT)
         with T.vectorized(self._lanes) as lane:
             score = scores[position + lane]
-            # the sum is -∞; TVM writes a constant of it as C that compilers reject
+            # the sum is -∞; as a constant, TVM would write it in C that compilers reject
             other = tirx.min(score, lowest) + lowest
             scores[position + lane] = tirx.Select(lane < tail, score, other)
 
@@ -368,7 +368,7 @@ class _CpuEmitter(_Emitter):
         )
 
     def _emit_direct(self, cores: int) -> None:
-        """Emit attention for a few queries; cores divide keys and values if there are few groups of heads."""
+        """Emit attention for a few queries; with few groups of heads, cores divide keys and values."""
         a, rows, vectors = self._attention, self._shared, self._count_mixed_vectors()
         groups, columns = a.batch // rows, a.values // (vectors * self._lanes)
         parts = divide_up(a.keys, _KEYS_PER_PART)
@@ -398,13 +398,13 @@ class _CpuEmitter(_Emitter):
                     self._mix(here(matrix=first, first=first), piece % columns, vectors)
 
     def _count_mixed_vectors(self) -> int:
-        """Return the vectors of values whose accumulators, for all rows of a group, fit the registers."""
+        """Return how many vectors of values to compute at once, so that accumulators fit the registers."""
         rows, most = self._shared, self._attention.values // self._lanes
         fitting = [n for n in range(1, most + 1) if (rows + 1) * n < self._cpu.registers]
         return max((n for n in fitting if most % n == 0), default=1)
 
     def _score_part(self, rows: _Rows, part: Any) -> None:
-        """Emit the scores of some keys, a few at once, so that their accumulators are independent."""
+        """Emit the scores of a part of the keys, a few at once for independent accumulators."""
         start = part * _KEYS_PER_PART
         count = tirx.min(self._attention.keys - start, _KEYS_PER_PART)
         together = max(1, _MAX_DIRECT_ROWS // self._shared)
@@ -436,13 +436,13 @@ class _CpuEmitter(_Emitter):
             rows.scores[(rows.first + row) * self._score_stride + key + k] = score
 
     def _weigh(self, rows: _Rows, row: Any) -> None:
-        """Emit the weights of a row of scores, and their sum."""
+        """Emit the softmax weights of a row of scores, and their total."""
         matrix, position = rows.matrix + row, rows.first + row
         self._emit_tail(lambda tail: self._end_row(matrix, rows.query, position, tail, rows.scores))
         self._softmax(matrix, rows.query, position, rows.scores, rows.totals)
 
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
-        """Emit some columns of the product of weights and values."""
+        """Emit some columns of the matmul of weights and values."""
         a, start = self._attention, part * (vectors * self._lanes)
         values = self._load(2, rows.matrix)
         sums = Accumulators.allocate(self._shared, vectors, self._lanes)
@@ -461,8 +461,8 @@ class _CpuEmitter(_Emitter):
 class _Rows(NamedTuple):
     """The heads of a query that share keys and values.
 
-    `matrix` is the first head in the batch, `first` the position of its row in the scores, which become weights, and
-    in the totals of these.
+    `matrix` is the index of the first head in the batch. `first` is its row in `scores`, which become weights, and its
+    position in `totals`, the sums of the weights.
     """
 
     matrix: Any
@@ -485,7 +485,7 @@ def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc |
     return None if tile is None else _GpuEmitter(attention, tile).emit()
 
 
-# With fewer, most of a tile is empty.
+# With fewer queries, most of a tile would be empty.
 _MIN_QUERIES: Final = 8
 _UNROLLED: Final = 4
 
@@ -552,7 +552,7 @@ class _GpuEmitter(_Emitter):
         with T.serial(-(-count // tile.threads)) as step:
             position = step * tile.threads + self._down * tile.across + self._across
             if count % tile.threads:
-                # several threads copy the last element, so that none has to be left out
+                # surplus threads copy the last element again, which needs no condition
                 position = tirx.min(position, count - 1)
             if self._attention.operands[operand].matrices.row != 1:
                 store(position // columns, position % columns)
@@ -560,7 +560,7 @@ class _GpuEmitter(_Emitter):
                 store(position % rows, position // rows)
 
     def _copy_queries(self) -> None:
-        """Emit the copy of the queries of the block, multiplied with the factors of the scores."""
+        """Emit the copy of the block's queries, scaled with the factors of the scores."""
         tile, load = self._tile, self._load(0, self._matrix)
 
         def store(row: Any, column: Any) -> None:
@@ -588,17 +588,17 @@ class _GpuEmitter(_Emitter):
         self._copy(2, tile.keys, self._attention.values, store)
 
     def _clamp_query(self, query: Any) -> Any:
-        """Return a query that exists: those beyond the end are computed, but not written."""
+        """Clamp a query to the last one; queries beyond the end are computed but not written."""
         a, tile = self._attention, self._tile
         return tirx.min(query, a.queries - 1) if a.typical.queries % tile.queries else query
 
     def _clamp_key(self, key: Any) -> Any:
-        """Return a key that exists: the weights of those beyond the end are 0."""
+        """Clamp a key to the last one; keys beyond the end have a weight of 0."""
         a, tile = self._attention, self._tile
         return tirx.min(key, a.keys - 1) if a.typical.keys % tile.keys else key
 
     def _exists(self, key: Any, value: Any, other: Any) -> Any:
-        """Return a value if a key exists, else another one."""
+        """Return `value` if a key exists, `other` if it is beyond the end."""
         a, tile = self._attention, self._tile
         return tirx.Select(key < a.keys, value, other) if a.typical.keys % tile.keys else value
 
@@ -606,7 +606,7 @@ class _GpuEmitter(_Emitter):
         return first + self._across * self._tile.columns + column
 
     def _multiply(self, depth: int, left: Any, right: Any, sums: Any, columns: int) -> None:
-        """Emit the addition of a product of matrices, each with the distance of its rows."""
+        """Emit a matmul that adds to `sums`; `left` and `right` are (buffer, row stride) pairs."""
         (left_memory, left_stride), (right_memory, right_stride) = left, right
         rows, inner = self._tile.rows, _UNROLLED if depth % _UNROLLED == 0 else 1
         with T.serial(depth // inner) as outer, T.unroll(inner) as one:
@@ -619,7 +619,7 @@ class _GpuEmitter(_Emitter):
                 sums[result] = sums[result] + self._left[row] * self._right[column]
 
     def _score(self, first: Any) -> None:
-        """Emit the scores of a tile of keys, and the largest of each query in this thread."""
+        """Emit the scores of a tile of keys, and this thread's largest score of each query."""
         a, tile = self._attention, self._tile
         with T.unroll(tile.rows * tile.columns) as position:
             self._scores[position] = T.float32(0)
@@ -660,12 +660,12 @@ class _GpuEmitter(_Emitter):
             self._weights[position + self._down * tile.rows + row] = self._right[0]
 
     def _part(self, row: Any, part: Any) -> Any:
-        """Return the value that a thread stored for a query."""
+        """Return the value that thread `part` stored for a query in `_write_parts`."""
         tile = self._tile
         return self._parts[(self._down * tile.rows + row) * tile.across + part]
 
     def _write_parts(self, parts: Any) -> None:
-        """Emit the stores of a value of each thread for each of its queries."""
+        """Emit the stores of each thread's partial value for each of its queries to shared memory."""
         tile = self._tile
         with T.unroll(tile.rows) as row:
             position = (self._down * tile.rows + row) * tile.across + self._across
@@ -690,7 +690,7 @@ class _GpuEmitter(_Emitter):
                 self._out[a.out.offset_of(self._matrix, query, column)] = value
 
     def _replace_weights(self, replacement: Any, row: Any) -> None:
-        """Emit the result of a query all of whose weights are replaced."""
+        """Emit the result of a query if `replacement` replaces all its weights."""
         a, tile = self._attention, self._tile
         with T.unroll(tile.values) as position:
             result = row * tile.values + position
@@ -704,7 +704,7 @@ class _GpuEmitter(_Emitter):
 
 
 def _read(target: Any, source: Any, first: Any, count: int) -> None:
-    """Emit loads of neighbors, in vectors."""
+    """Emit vector loads of `count` adjacent elements."""
     lanes = min(count, VECTOR)
     for start in range(0, count, lanes):
         with T.vectorized(lanes) as lane:

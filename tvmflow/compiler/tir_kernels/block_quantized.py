@@ -1,11 +1,11 @@
-"""Matrix products with block-quantized weights: 4 or 8 bits, a scale and zero point for each group.
+"""Matmuls with block-quantized weights: 4 or 8 bits, a scale and zero point for each group.
 
 The weights of a tile of columns are contiguous: 32-bit words, one for each column, with neighboring terms of the
 reduction. They are dequantized in registers. Zero points are subtracted from the accumulators of a group instead of
 each weight. On x86-64, later words are prefetched.
 
-The data are arranged first. For float32 accumulators, weights are masked within their words and not shifted, so each
-value of the data is divided by the power of two by which its weight is too large. For int32 accumulators, the data of
+The data are rearranged first. For float32 accumulators, weights are masked within their words but not shifted; to
+compensate, each data value is divided by the power of two that scales its weight. For int32 accumulators, the data of
 each row and group are rounded to int8 with a scale of their own, or to several int8 limbs.
 """
 
@@ -40,38 +40,38 @@ from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
-# The most columns of a tile, and contiguous words.
+# The most columns of a tile, whose words are contiguous.
 _TILE_COLUMNS: Final = 64
 
 _FLOAT: Final = "float32"
-# Masked weights of the lower and the upper half of a word are computed alike.
+# The upper half of a word is shifted down by this many bits, so that both halves use the same masks.
 _HALF_BITS: Final = 16
-# The most rows of a register tile: each weight in a register is multiplied with as many.
+# The most rows of a register tile, which share each dequantized weight in a register.
 _MAX_TILE_ROWS: Final = 4
 # The terms of an int8 dot product.
 _TERMS: Final = 4
-# The words of 4-bit weights whose products fit an int16, two of each half: 2 · 2 · 15 · 128 · 4 is below 2¹⁵.
+# The words of 4-bit weights whose products fit an int16 accumulator: 4 words · 2 halves · 2 · 15 · 128 is below 2¹⁵.
 _PAIR_WORDS: Final = 4
 # The prefetch distance in words (8 KiB). Hardware prefetching ends with each page, and out-of-order execution, with a
 # few hundred instructions in flight, does not reach far enough.
 _WORDS_AHEAD: Final = 2048
-# A line of padding: rows of data whose distance is a power of two would share cache sets.
+# Padding of a cache line: rows of data a power of two apart would share cache sets.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F
 # The highest bits of four bytes, as a signed integer.
 _SIGNS: Final = 0x80808080 - (1 << WORD_BITS)
-# The largest value that data are rounded to, and the largest first one of several limbs.
+# The largest value that data are rounded to; the same for the highest of several limbs.
 _LARGEST: Final = 127
 _LARGEST_LIMB: Final = 63
-# As many int8 limbs are as exact as float32 data.
+# With this many int8 limbs, results are as exact as with float32 data.
 _LIMBS: Final = 3
-# The bits of a float32 but its sign.
+# All bits of a float32 except its sign.
 _ABSOLUTE: Final = 0x7FFFFFFF
 
 
 class BlockQuantizedMatmul(NamedTuple):
-    """A product of a matrix (rows, depth), whose rows may be dynamic, and weights (depth, columns).
+    """A matmul of data (rows, depth), whose rows may be dynamic, and weights (depth, columns).
 
     Attributes:
         bits: The bits of a weight, 4 or 8.
@@ -122,7 +122,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The CPU of a kernel; with `has_pairs`, its instructions add pairs of int8 products as int16."""
+    """The CPU of a kernel; `has_pairs`: instructions add pairs of int8 products to an int16."""
 
     lanes: int
     registers: int
@@ -146,9 +146,9 @@ class Machine(NamedTuple):
 def make_kernel(
     product: BlockQuantizedMatmul, machine: Machine, *, rounds_data: bool
 ) -> tirx.PrimFunc:
-    """Return the kernel, which rounds data to int8 with `rounds_data`.
+    """Return the kernel; with `rounds_data`, it rounds data to int8.
 
-    Its parameters are data, words, scales, zero points if each group has one, and the result.
+    Its parameters are data, words, scales, zero points (if groups have their own), and the result.
     """
     with define_kernel("grouped_matmul") as builder:
         tiled = (product.tiles, product.groups, product.width)
@@ -183,7 +183,7 @@ def make_kernel(
 
 
 class _Vector(NamedTuple):
-    """A vector of a tile by its first column and row, for one group, and its index in the accumulators."""
+    """A vector of a tile for one group: its first column, first row and index in the accumulators."""
 
     accumulators: Any
     vector: int
@@ -194,7 +194,7 @@ class _Vector(NamedTuple):
 
 
 class _Emitter:
-    """Emits a kernel. Subclasses arrange the data, and accumulate the products of a group for a vector."""
+    """Emits a kernel. Subclasses rearrange the data, and accumulate a group's products for a vector."""
 
     _dtype: str
     _allocate_data: Callable[[], None]
@@ -221,7 +221,7 @@ class _Emitter:
                 self._emit_tile(tile, first, tile_rows)
 
     def _arrange(self) -> None:
-        """Emit the arrangement of the data, on all cores if there are several rows."""
+        """Emit the rearrangement of the data, in parallel if there are many rows."""
         rows = self._product.rows
         has_many: Any = rows > _MAX_TILE_ROWS
         cases = (
@@ -283,12 +283,12 @@ class _Emitter:
                 self._add(at, index)
 
     def _prefetch(self, tensor: Any, vectors: Sequence[_Vector], row: Any, ahead: int) -> None:
-        """Emit the prefetch of a later row of a tensor; beyond the end of memory, it does nothing."""
+        """Emit the prefetch of a later row of a tensor; beyond the tensor's end, it is harmless."""
         if self._machine.prefetches:
             # words have the size of a float32
             for at in vectors[:: max(1, LINE_FLOATS // self._machine.lanes)]:
                 address = T.address_of(tensor[at.tile, row + ahead, at.column])
-                # for reading, into all caches, as data
+                # the prefetch flags: read, into all cache levels, data
                 flags = map(T.int32, (0, 3, 1))
                 T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags))
 
@@ -310,7 +310,7 @@ class _Emitter:
         return self._words[at.tile, at.group * self._product.words + index, lanes]
 
     def _read(self, row: Any, term: Any) -> Any:
-        """Return a value of the data, 0 beyond the depth."""
+        """Return a value of the data, or 0 beyond the depth."""
         depth = self._product.depth
         if self._product.padded_depth == depth:
             return self._data[row, term]
@@ -327,7 +327,7 @@ class _FloatEmitter(_Emitter):
         self._totals = _allocate_rows(product.rows, (product.groups,), _FLOAT)
 
     def _arrange_group(self, row: Any, group: Any) -> None:
-        """Emit the division of data by powers of two, and the sum of a group."""
+        """Emit the division of a group's data by powers of two, and the sum of these data."""
         product = self._product
         total = allocate_registers(product.terms, dtype=_FLOAT)
         with T.vectorized(product.terms) as lane:
@@ -408,7 +408,7 @@ class _IntegerEmitter(_Emitter):
         with T.serial(product.words) as index:
             for position in range(product.terms):
                 start = group * product.group + index * product.terms
-                # terms of one mask are neighbors
+                # terms that one mask selects are adjacent
                 term = position % _TERMS * (product.terms // _TERMS) + position // _TERMS
                 rounded[0] = round_to_integer(self._read(row, start + term) * factor[0])
                 for limb in reversed(range(limbs)):
@@ -435,7 +435,7 @@ class _IntegerEmitter(_Emitter):
 
     @property
     def _shift(self) -> int:
-        """The offset of weights where an instruction takes both operands as signed."""
+        """The offset that makes 8-bit weights signed, if the instruction takes only signed operands."""
         is_signed = self._machine.dot_dtype == "int8" and self._product.bits == _BYTE
         return 1 << (_BYTE - 1) if is_signed else 0
 
@@ -533,10 +533,10 @@ class _PairEmitter(_IntegerEmitter):
 def make_row_kernel(
     operator: BlockQuantizedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
 ) -> tirx.PrimFunc:
-    """Return the kernel that gathers and dequantizes some rows (`count`) of weights.
+    """Return the kernel that gathers and dequantizes `count` rows of weights.
 
-    Its parameters are the indices of the rows, the operands, and the result; `dtypes` has those of the operands and
-    then of the indices.
+    Its parameters are the indices of the rows, the operands, and the result. `dtypes` has the dtypes of the operands,
+    then the dtype of the indices.
     """
     per_byte, groups = _BYTE // operator.bits, operator.groups
     *operands, index_dtype = dtypes
@@ -566,7 +566,7 @@ def make_row_kernel(
 
 
 def _reduce(values: Any, function: Callable[[Any, Any], Any], size: int) -> None:
-    """Emit the reduction of some values, a power of two, to the first one, by halves."""
+    """Emit a pairwise reduction of `size` values, a power of two, into the first one."""
     while size > 1:
         size //= 2
         for term in range(size):
@@ -591,7 +591,7 @@ def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
 
 
 def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
-    """Emit loops over all rows; yield the first row of each register tile, and its number of rows."""
+    """Emit loops over all rows; yield the first row and the number of rows of each register tile."""
     first: Any = 0
     for tile_rows in (most >> shift for shift in range(most.bit_length())):
         count = (rows - first) // tile_rows

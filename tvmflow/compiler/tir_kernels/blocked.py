@@ -1,8 +1,8 @@
-"""Convolutions and matrix products on blocked layouts, of floats and of dot product instructions.
+"""Convolutions and matmuls on blocked layouts, in floats or with dot product instructions.
 
-A blocked tensor of `c` channels (n, ⌈c/b⌉, …, b) has `b` channels in its last axis: one vector. The lanes beyond `c`
-hold what the operators computed from zeros; their weights are zeros. Weights may have a narrower dtype than the data,
-in whose dtype everything is computed. `…` stands for the spatial axes of a sequence, image or volume.
+A blocked tensor of `c` channels (n, ⌈c/b⌉, …, b) has `b` channels in its last axis: one vector. Lanes beyond `c` are
+computed from zeros and may hold any value; their weights are zeros. Weights may have a smaller dtype than the data;
+all is computed in the dtype of the data. `…` stands for the spatial axes of a sequence, image or volume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sizes = Sequence[int]
 class Window(NamedTuple):
     """Strides, padding and dilation of a convolution.
 
-    `padding` has the padding before each axis, then after each axis (as in ONNX); negative padding skips data.
+    `padding` lists the padding before each axis, then after each axis (as in ONNX); negative padding skips data.
     """
 
     strides: Sizes
@@ -51,7 +51,7 @@ class Window(NamedTuple):
         return [y * step + offset * gap + max(-width, 0) for y, offset, step, gap, width in axes]
 
     def result_shape(self, x: Any, kernel: Sizes, blocks: int, block: int) -> tuple[IrSize, ...]:
-        """Return the shape of a convolution's result over data that are already padded."""
+        """Return the shape of the result; the data `x` are already padded."""
         rank = len(kernel)
         pairs = zip(self.padding[:rank], self.padding[rank:], strict=True)
         skipped = [min(before, 0) + min(after, 0) for before, after in pairs]
@@ -74,7 +74,7 @@ class Groups(NamedTuple):
         block: The channels in a block of the result.
         number: The number of groups.
         phases: How many consecutive blocks of the result have the same channels.
-        run: The length of the runs of channels that are multiplied instead of whole blocks of data; 0 for blocks.
+        run: The channels of a run, which is multiplied instead of a whole block of data; 0 for whole blocks.
     """
 
     inputs: int
@@ -87,7 +87,7 @@ class Groups(NamedTuple):
 
     @property
     def result_blocks(self) -> int:
-        """The number of blocks of the result, of one phase."""
+        """The number of blocks of the result in one phase."""
         return -(-self.outputs * self.number // self.block)
 
     @property
@@ -103,7 +103,7 @@ class Groups(NamedTuple):
         return self.width * (self.run or self.lanes)
 
     def first(self, block: Any) -> Any:
-        """Return the first block of data, or with runs the first channel, that a block of the result reads."""
+        """Return the first block of data (with runs, the first channel) that a block of the result reads."""
         if self.number == 1:
             return 0
         start = self._start(block // self.phases)
@@ -115,28 +115,28 @@ class Groups(NamedTuple):
         return tirx.min(start, limit) if self._start(last) > limit else start
 
     def _start(self, block: Any) -> Any:
-        """Return where the data begin that the groups of a block of the result read."""
+        """Return the first block or channel of data that the groups of a block of the result read."""
         channel = (block * self.block // self.outputs) * self.inputs
         return channel if self.run else channel // self.lanes
 
     def _end(self, block: int) -> int:
-        """Return where the data end that the groups of a block of the result read."""
+        """Return the end of the blocks or channels of data that the groups of a block of the result read."""
         last = min((block + 1) * self.block, self.outputs * self.number) - 1
         channel = (last // self.outputs + 1) * self.inputs
         return channel if self.run else -(-channel // self.lanes)
 
 
-# Runs must save this share of the multiplications of whole blocks. Separate blocks for each group must save more,
-# because the result is copied once more.
+# Runs may need at most this share of the multiplications of whole blocks. Separate blocks for each group must save
+# more, because the result is copied once more.
 _MAX_RUN_SHARE: Final = 0.95
 _MAX_APART_SHARE: Final = 0.8
 
 
 def shorten(groups: Groups, *, joins: bool) -> Groups:
-    """Return groups that multiply fewer empty lanes or channels of other groups, where possible.
+    """Return groups that multiply fewer empty lanes or channels of other groups, if possible.
 
-    If a kernel `joins` them, each group may have blocks of the result of its own: `outputs` is a multiple of the
-    block then, and `join_groups` makes the result.
+    If the kernel `joins` groups, each may get its own blocks of the result: then `outputs` is a multiple of the block,
+    and `join_groups` makes the result.
     """
     if groups.lanes < groups.block:
         return groups
@@ -150,16 +150,16 @@ def shorten(groups: Groups, *, joins: bool) -> Groups:
 
 
 def _with_runs(groups: Groups) -> Groups:
-    """Return groups that read runs of channels instead of blocks, where these are fewer channels."""
+    """Return groups that read runs of channels instead of blocks, if that reads fewer channels."""
     runs = range(groups.block, groups.block // 2 - 1, -1)
     channels = -(-groups.inputs * groups.number // groups.lanes) * groups.lanes
-    # no run may leave the data
+    # runs must not read beyond the data
     fitting = [each for run in runs if (each := groups._replace(run=run)).depth <= channels]
     best = min(fitting, key=lambda each: each.depth, default=groups)
     return best if best.depth <= _MAX_RUN_SHARE * groups.depth else groups
 
 
-# ---------------------------------------------------------------- moved channels
+# ---------------------------------------------------------------- layout changes
 
 
 def pack(x: Any, block: int) -> Any:
@@ -171,7 +171,7 @@ def pack(x: Any, block: int) -> Any:
 def _block_channels(
     name: str, dtype: str, shape: Sequence[IrSize], block: int, read: Callable[..., Any]
 ) -> Any:
-    """Return plain data of a shape (n, c, …), which a function reads, as (n, ⌈c/b⌉, …, b)."""
+    """Return data of shape (n, c, …) as (n, ⌈c/b⌉, …, b); `read` returns an element of the data."""
     n, channels, *size = shape
 
     def element(i: Any, outer: Any, *position: Any) -> Any:
@@ -186,7 +186,7 @@ def _block_channels(
 
 
 def _compute(name: str, shape: Sequence[IrSize], element: Callable[..., Any]) -> Any:
-    """Return a tensor whose elements are each one of another tensor, or a function of few."""
+    """Return a tensor computed elementwise, which TVM may fuse as injective."""
     return te.compute(tuple(shape), element, name=name, tag="injective")
 
 
@@ -204,7 +204,7 @@ def unpack(x: Any, channels: int) -> Any:
 
 
 def repeat_channels(x: Any, channels: int, times: int) -> Any:
-    """Return blocked data of `channels` channels with each of them `times` times."""
+    """Return blocked data with each of its `channels` channels repeated `times` times."""
     n, _, *size, block = map(plain, x.shape)
     return _compute(
         "repeat",
@@ -214,7 +214,7 @@ def repeat_channels(x: Any, channels: int, times: int) -> Any:
 
 
 def join_groups(x: Any, outputs: int, number: int) -> Any:
-    """Return blocked data without the empty lanes after each group of this many channels (`outputs`)."""
+    """Return blocked data without the empty lanes after each group of `outputs` channels."""
     n, blocks, *size, block = map(plain, x.shape)
 
     def read(i: Any, channel: Any, *pixel: Any) -> Any:
@@ -225,7 +225,7 @@ def join_groups(x: Any, outputs: int, number: int) -> Any:
 
 
 def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
-    """Return the sum of parts of an image (n, o, …, b) of some extents, each at its first pixel."""
+    """Return the sum (n, o, …, b), of spatial shape `whole`, of parts that begin at their corners."""
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
@@ -249,7 +249,7 @@ def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
 
 
 def with_sizes(x: Any, shape: Sizes) -> Any:
-    """Return a tensor whose sizes are the same values, but other expressions of dimensions."""
+    """Return a tensor with the same sizes in other symbolic expressions."""
     return _compute("with_sizes", shape, lambda *position: x(*position))
 
 
@@ -278,7 +278,7 @@ def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tupl
 
 
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return a plain image of few channels, those of the pixels (y mod s, x mod t) after each other."""
+    """Return a plain image of few channels; `x` has those of pixels (y mod s, x mod t) in sequence."""
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
         source, phase = _find_source(0, pixel, strides, offsets)
@@ -307,15 +307,15 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
     return _compute("interleave", (n, blocks, *shape, block), element)
 
 
-# ---------------------------------------------------------------- products of floats
+# ---------------------------------------------------------------- float arithmetic
 
 
 def conv(x: Any, w: Any, window: Window, groups: Groups, tile_columns: int = 1) -> Any:
     """Return a convolution (n, o/b, …, b of o) of data (n, i/b, …, b), or plain (n, i, …).
 
-    Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. They
-    may lack the empty last lanes of a single block. If `groups` has runs of channels, weights are (o/b, runs, …, i of a
-    run, b of o). Extra columns, up to a multiple of `tile_columns`, repeat the last one and are cropped.
+    Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. A
+    single block may omit its empty last lanes. If `groups` has runs of channels, weights are (o/b, runs, …, i of a
+    run, b of o). Columns are padded to a multiple of `tile_columns` by repeating the last one, then cropped.
     """
     rank = len(window.strides)
     x = pad(x, window.padding)
@@ -342,10 +342,10 @@ def conv(x: Any, w: Any, window: Window, groups: Groups, tile_columns: int = 1) 
 
 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
-    """Return the product (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
+    """Return the matmul (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
 
-    This many `padded_rows` are computed, the last one again where there are more; None for those of the matrix, whose
-    number may be dynamic.
+    `padded_rows` rows are computed, the extra ones by repeating the last one. None means no extra rows; the number of
+    rows may be dynamic then.
     """
     *outer, rows, depth = map(plain, x.shape)
     blocks, _, block = (int(extent) for extent in w.shape)
@@ -362,7 +362,7 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
 
 
 def quantized_depthwise_conv(x: Any, w: Any, window: Window, zero: Any) -> Any:
-    """Return `depthwise_conv` of 8-bit values minus their zero point (an int or expression), as float32."""
+    """Return `depthwise_conv` of dequantized 8-bit values: minus `zero` (int or expression), as float32."""
     zero_point = tirx.const(zero, "int32") if isinstance(zero, int) else zero.astype("int32")
     promoted = te.compute(
         x.shape,
@@ -374,7 +374,7 @@ def quantized_depthwise_conv(x: Any, w: Any, window: Window, zero: Any) -> Any:
 
 
 def pad(x: Any, padding: Sequence[IrSize], value: Any = 0) -> Any:
-    """Return data with a number or an expression around each image; negative padding changes nothing."""
+    """Return data padded with a constant or an expression; negative padding is ignored."""
     padding = [max(width, 0) for width in padding]
     if not any(padding):
         return x
@@ -392,7 +392,7 @@ def _make_kernel_axes(kernel: Sizes) -> list[Any]:
 
 
 def _limit(point: Any, points: IrSize, computed: IrSize) -> Any:
-    """Return a point limited to the last one; points beyond are computed from that, and dropped."""
+    """Clamp a point to the last one; points beyond it repeat its result and are cropped."""
     return point if same_size(computed, points) else tirx.min(point, points - 1)
 
 
@@ -403,23 +403,23 @@ def _crop(shape: Sequence[IrSize], computed: Any, name: str) -> Any:
     return te.compute(tuple(shape), lambda *index: computed(*index), name=name)
 
 
-# ---------------------------------------------------------------- products of dot product instructions
-# Instructions such as `vpdpbusd` and `vdpbf16ps` multiply some neighboring values of data, 32 bits of them, with as
-# many weights, and add the products to one accumulator of 32 bits. So weights end in an axis of these terms, after
-# that of the vector's results. Data have the dtype that the instruction takes.
+# ---------------------------------------------------------------- dot product instructions
+# Instructions such as `vpdpbusd` and `vdpbf16ps` multiply 32 bits of adjacent data values with as many weights, and
+# add the products to one 32-bit accumulator. So the last axis of weights has these terms, and the axis before it has
+# the lanes of the result. Data have the dtype that the instruction takes.
 
 _DYNAMIC_TILE: Final = 8
-"""How many rows of a dynamic number make a tile."""
+"""The rows of a tile if the number of rows is dynamic."""
 
 
 class Products(NamedTuple):
-    """The products that an instruction adds up.
+    """A kind of dot product instruction.
 
     Attributes:
-        name: The name of the blocks that add them, by which the schedule rule finds them.
+        name: The name of the blocks that use it, by which the schedule rule finds them.
         terms: The products for one accumulator.
         to_accumulator: Converts a value of the data or the weights to the dtype of the accumulators.
-        has_matrices: Whether an instruction multiplies matrices, whose rows are two points.
+        has_matrices: Whether the instruction multiplies matrices; the data matrix has two points as rows.
     """
 
     name: str
@@ -431,28 +431,28 @@ class Products(NamedTuple):
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
 """int8 products with exact int32 accumulation."""
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_accumulator)
-"""The same for CPUs that add the products of two bytes at a time."""
+"""The same for CPUs that add two int8 products at a time."""
 MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_accumulator, has_matrices=True)
 """int8 matrix multiply (smmla): eight terms of two pixels and two results at once."""
 ROWS: Final = Products("integer_rows", 8, INTEGERS.to_accumulator, has_matrices=True)
-"""The same of two rows, whose terms lie together."""
+"""int8 matrix multiply of two rows of a matrix, whose terms are contiguous."""
 DEPTHWISE: Final = Products("integer_taps", 4, INTEGERS.to_accumulator)
-"""int8 products of neighboring pixels by the kernel positions of a channel, accumulated exactly."""
+"""int8 dot products of neighboring pixels and a channel's kernel positions, accumulated exactly."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 PRODUCTS: Final = {
     products.name: products for products in (INTEGERS, PAIRS, DEPTHWISE, MATRICES, ROWS, BFLOAT16)
 }
-"""All products, by the name of the blocks that add them."""
+"""All kinds, by the name of their blocks."""
 
 
 def dot_conv(
     products: Products, x: Any, w: Any, window: Window, groups: Groups, zero: Any = 0
 ) -> Any:
-    """Return the accumulators (n, o/b, …, b) of a convolution, t of whose products an instruction adds up.
+    """Return the accumulators (n, o/b, …, b) of a convolution with dot products of t terms.
 
-    Data are (n, i/c, …, c), c being a multiple of t, weights (o/b, blocks of data of its groups, …, c/t, b of o, t of
-    c). The data around the image are `zero`, a number or an expression.
+    Data are (n, i/c, …, c) with c a multiple of t; weights are (o/b, blocks of data of its groups, …, c/t, b of o, t
+    of c). The image is padded with `zero`, a constant or an expression.
     """
     x = pad(x, window.padding, zero)
     blocks, width, *kernel, parts, block, terms = (int(extent) for extent in w.shape)
@@ -476,10 +476,10 @@ def dot_conv(
 
 
 def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> Any:
-    """Return the accumulators (n, o/4, …, 4) of a convolution by products of matrices.
+    """Return the accumulators (n, o/4, …, 4) of a convolution with matrix instructions.
 
     Data are (n, i/4, …, 4), with an even number of blocks; weights are (o/4, i/8, …, 4 of o, 2 blocks of i, 4 of i).
-    With the padding, an even number of points is computed; the last axis of the result has this many `points`.
+    The padding makes the number of computed points even; the result is cropped to `points` along its last spatial axis.
     """
     x = pad(x, padding, zero)
     blocks, pairs, *kernel, block, halves, terms = (int(extent) for extent in w.shape)
@@ -505,8 +505,9 @@ def depthwise_conv(
 ) -> Any:
     """Return a depthwise convolution (n, m·c/b, …, b) of data (n, c/b, …, b) and weights (m·c/b, …, b).
 
-    With products of t terms, the last spatial axis of the weights has words of t kernel positions, and they end with
-    an axis t. The padding after the last axis is for all these positions, and the data around the image are `zero`.
+    For dot products of t terms (`products`), the last spatial axis of the weights has words of t kernel positions, and
+    a last axis t follows. The padding after the last axis must cover all these positions. The image is padded with
+    `zero`.
     """
     rank = len(window.strides)
     x = pad(x, window.padding, zero)
@@ -535,8 +536,7 @@ def depthwise_conv(
 def dot_dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -> Any:
     """Return the accumulators (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/t⌉, b, t); n is `results`.
 
-    Instructions add t products. Where they multiply matrices, this many `rows`, an even number, are computed at
-    least.
+    An instruction adds t products. Matrix instructions compute at least `rows` rows, an even number.
     """
     *outer, own, depth = map(plain, x.shape)
     blocks, parts, block, terms = (int(extent) for extent in w.shape)
@@ -559,7 +559,7 @@ def dot_dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -
 
 
 def _round_up(points: IrSize) -> IrSize:
-    """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
+    """Return the points padded to whole register tiles: instructions cannot compute a part of a tile."""
     if is_dynamic(points):
         return divide_up(points, _DYNAMIC_TILE) * _DYNAMIC_TILE
     return pad_dot_rows(points)

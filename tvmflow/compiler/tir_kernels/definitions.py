@@ -14,13 +14,13 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.contraction.machine import PAIR_INSTRUCTIONS
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
 
-# Every GPU runs this many threads of a block.
+# Every GPU supports blocks of this many threads.
 _BLOCK_THREADS: Final = 256
 
 
 @contextmanager
 def define_kernel(name: str) -> Iterator[IRBuilder]:
-    """Define a kernel: nothing is fused with it, and no rule or search schedules it."""
+    """Define a kernel that is not fused with others, and that no rule or search schedules."""
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_name(name)
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
@@ -31,9 +31,9 @@ def define_kernel(name: str) -> Iterator[IRBuilder]:
 def define_flat_kernel(
     name: str, parameters: Mapping[str, tuple[Sequence[IrSize], str]], *, has_root: bool = True
 ) -> Iterator[tuple[IRBuilder, list[Any]]]:
-    """Define a kernel whose parameters have one index; yield its builder and these.
+    """Define a kernel with one-dimensional parameters; yield its builder and the parameters.
 
-    TVM looks for copies among functions of one argument, but only into blocks (`has_root`).
+    TVM looks for copies in functions of one argument, and only within blocks (`has_root`).
     """
     with define_kernel(name) as builder:
         arguments = [T.arg(name, declare_buffer(*kind)) for name, kind in parameters.items()]
@@ -58,7 +58,7 @@ def when(condition: Any) -> Iterator[None]:
 
 
 def if_else(condition: Any, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
-    """Emit an If, whose branches two functions emit."""
+    """Emit an If; `then` and `otherwise` emit its branches."""
     with T.If(condition):
         with T.Then():
             then()
@@ -67,25 +67,25 @@ def if_else(condition: Any, then: Callable[[], None], otherwise: Callable[[], No
 
 
 ROUNDING: Final = float(3 << 22)
-"""Added to a number below 2²², it leaves the nearest integer in the lowest bits of the sum."""
+"""Added to a value below 2²², it leaves the nearest integer in the lowest bits of the sum."""
 ROUNDING_BITS: Final = 0x4B400000
-"""The bits of that number."""
+"""The bits of `ROUNDING` as float32."""
 
 
 def round_to_integer(number: Any) -> Any:
-    """Return the integer (int32) nearest to a float32 value below 2²², of two the even one."""
+    """Return the int32 nearest to a float32 value below 2²²; ties round to even."""
     bits = tirx.reinterpret("int32", number + tirx.const(ROUNDING, "float32"))
     return bits - ROUNDING_BITS
 
 
 def call_llvm(instruction: str, dtype: str, *operands: Any) -> Any:
-    """Return the call of an intrinsic of LLVM."""
+    """Return the call of an LLVM intrinsic."""
     number = T.llvm_lookup_intrinsic_id(instruction)
     return T.call_llvm_pure_intrin(number, *operands, dtype=dtype)
 
 
 def add_pair_products(accumulators: Any, data: Any, weights: Any, lanes: int) -> Any:
-    """Return accumulators plus four products each of int8 data and 7-bit weights, pairs of them as int16."""
+    """Return int32 accumulators plus four products each, of 8-bit data and 7-bit weights, via int16."""
     instructions = PAIR_INSTRUCTIONS[lanes]
     pairs = call_llvm(instructions.multiply, f"int16x{2 * lanes}", data, weights)
     ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
@@ -93,7 +93,7 @@ def add_pair_products(accumulators: Any, data: Any, weights: Any, lanes: int) ->
 
 
 def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
-    """Return the declaration of a parameter."""
+    """Return the declaration of a buffer parameter, with int64 sizes."""
     return T.Buffer(tuple(n if is_dynamic(n) else T.int64(n) for n in shape), dtype)
 
 

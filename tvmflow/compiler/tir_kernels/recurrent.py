@@ -1,14 +1,14 @@
 """The kernels of recurrent layers (LSTM, GRU and plain RNN), which loop over time.
 
-One matrix product before the kernel multiplies all inputs with their weights. Each step multiplies the state with
+One matmul before the kernel multiplies all inputs with their weights. Each step multiplies the state with
 the recurrent weights, in which a tile of hidden units with all its gates is contiguous. Gates are in ONNX's order:
 input, output, forget, cell (LSTM); update, reset, hidden (GRU).
 
 On a CPU, one kernel computes several sequences of a batch at once. On a GPU, each step is a launch, with a thread
 for each hidden unit of each sequence, and one tile has all units.
 
-Recurrent weights may be int8 with a scale for each unit of each gate, which multiplies accumulators. They are
-promoted to float in registers. If the state is rounded to integers, too, the products are int8 dot products.
+Recurrent weights may be int8 with a scale for each unit of each gate, by which accumulators are multiplied. They are
+promoted to float in registers, unless the state is rounded to integers, too: then int8 dot products are used.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _NEON_INSTRUCTIONS: Final = (
 )
 # Independent accumulators, which hide the latency of the multiply-add.
 _ACCUMULATORS: Final = 8
-# The same with by-element FMA lanes as multiplicands, which need no broadcast load.
+# The same with by-element FMA, which needs no broadcast loads.
 _SUMS_OF_LANES: Final = 16
 # Sequences of a batch that share each load of the weights.
 _MAX_ROWS: Final = 4
-# Minimum number of multiplications for parallel execution: in all steps, and in one step.
+# The fewest multiplications for parallel execution: over groups in all steps, and over tiles in one step.
 _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 17
 
@@ -58,10 +58,10 @@ class Dots(NamedTuple):
     """The int8 dot products with which a CPU multiplies the state.
 
     Attributes:
-        dtype: The dtype of data, whose zero point is the middle one; weights are int8.
+        dtype: The dtype of data, whose zero point is the middle of its range; weights are int8.
         lanes: The accumulators of a vector.
-        has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, whose weights have 7 bits.
-        has_quads: Whether one instruction adds four products; else pairs are added, as 64-bit Arm without `dotprod`.
+        has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, which need 7-bit weights.
+        has_quads: Whether one instruction adds four products; otherwise two (64-bit Arm without `dotprod`).
     """
 
     dtype: str
@@ -71,7 +71,7 @@ class Dots(NamedTuple):
 
     @property
     def zero_point(self) -> int:
-        """The integer of a state of 0."""
+        """The integer that stands for a state of 0."""
         return 128 if self.dtype == "uint8" else 0
 
     def add(self, accumulators: Any, data: Any, weights: Any) -> Any:
@@ -97,10 +97,10 @@ class RecurrentLayer(NamedTuple):
     Attributes:
         steps: The number of time steps, which may be dynamic.
         batch: The number of sequences, which may be dynamic.
-        units: The number of hidden units with those of padding.
+        units: The number of hidden units, padded to whole tiles.
         lanes: The hidden units of a tile, which divide `units`.
         factors: The state values that are lanes of one multiplicand vector; 1 if each is broadcast.
-        typical: Steps and batch, with tuning sizes in place of dynamic ones.
+        typical: The steps and the batch, with tuning sizes for dynamic ones.
         dots: The int8 dot products; None for float32 products.
     """
 
@@ -137,9 +137,9 @@ class RecurrentInputs(NamedTuple):
         peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
         product_bias: The bias of a GRU's product with the state, if it `resets_product`: (d, units).
         lengths: The length of each sequence: (n,).
-        scales: The factors of accumulators of integer weights: (d, gates, units).
-        starts: The initial int32 accumulators, for the zero point of the state: (d, gates, units).
-        rounding: The fractions of the state that products read unrounded, and rounded: (2,).
+        scales: The scales of integer weights, by which accumulators are multiplied: (d, gates, units).
+        starts: The initial int32 accumulators, which subtract the state's zero point: (d, gates, units).
+        rounding: The weights with which the unrounded and the rounded state are mixed: (2,).
     """
 
     projected: Any
@@ -162,7 +162,7 @@ def recurrent(
     The tensors are the fields of `RecurrentInputs` with these names.
     """
     dtype, kind = str(tensors[0].dtype), layer.operator.kind
-    # dynamic shapes are variables of this kernel's own
+    # the kernel has its own variables for dynamic dimensions
     steps, batch = map(plain, tensors[0].shape[:2])
     layer = layer._replace(steps=steps, batch=batch)
     last = (layer.operator.directions, batch, layer.hidden)
@@ -177,7 +177,7 @@ def recurrent(
 
 
 class _StepIndex(NamedTuple):
-    """A direction with its activations, the first sequence of a group, and a step."""
+    """A time step of a group of sequences: direction, activations, first sequence, step."""
 
     direction: Any
     activations: Sequence[Activation]
@@ -199,7 +199,7 @@ class _Buffers(NamedTuple):
 
     @property
     def operand(self) -> Any:
-        """The hidden state as products read it."""
+        """The hidden state in the form that is multiplied: rounded to integers for dot products."""
         return self.hidden if self.integers is None else self.integers
 
 
@@ -212,7 +212,7 @@ class _Loops:
     _lanes: Callable[[], AbstractContextManager[Any]]
     """Emits the loop over the units of a tile, and yields the unit."""
     _allocate_accumulators: Callable[[int, int], Any]
-    """Emits an allocation (rows, gates, lanes)."""
+    """Emits the allocation of accumulators (rows, gates, lanes)."""
 
     def __init__(
         self, layer: RecurrentLayer, inputs: RecurrentInputs, outputs: Sequence[Any], dtype: str
@@ -222,7 +222,7 @@ class _Loops:
         self._outputs, self._dtype = list(map(T.buffer_proxy, outputs)), dtype
 
     def build(self) -> Any:
-        """Return the loops over directions, which do not depend on each other."""
+        """Return the loops over directions, which are independent of each other."""
         functions = self._layer.operator.activations
         if len(set(functions)) == 1:
             return self._build_loop(range(len(functions)), functions[0])
@@ -230,7 +230,7 @@ class _Loops:
         return tirx.SeqStmt(loops)
 
     def _list_phases(self) -> list[Callable[[_StepIndex, _Buffers, Any], None]]:
-        """Return the functions that compute a tile of a step, each after the one before for all tiles."""
+        """Return the functions that compute a tile of a step; each runs for all tiles before the next."""
         operator = self._layer.operator
         if operator.kind != "GRU":
             return [self._compute_lstm if operator.kind == "LSTM" else self._compute_rnn]
@@ -309,14 +309,14 @@ class _Loops:
     ) -> Any:
         """Emit the accumulators of some gates of a tile, and return them: (rows, gates, lanes).
 
-        The state `source` is multiplied with the weights, and the projected inputs are added to some gates; None for
-        all.
+        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`; None
+        means all gates.
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:
             accumulators = self._add_dots(at, source, tile, gates)
         else:
-            # float accumulators start with the inputs, and scaled ones do not
+            # accumulators start with the projected inputs, unless they are scaled afterwards
             starts = with_input if self._inputs.scales is None else []
             accumulators = self._add_products(at, source, tile, gates, starts)
         if self._inputs.scales is None:
@@ -333,7 +333,7 @@ class _Loops:
     def _add_products(
         self, at: _StepIndex, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
     ) -> Any:
-        """Emit float products; the accumulators of the gates of `starts` begin with the projected inputs."""
+        """Emit float products; accumulators of the gates in `starts` begin with the projected inputs."""
         rows, count, layer = self._rows, len(gates), self._layer
         if layer.factors == 1:
             parts = together = divide_accumulators(layer.units, count * rows, _ACCUMULATORS)
@@ -358,21 +358,21 @@ class _Loops:
     def _each_gate(
         self, tile: Any, gates: Sequence[int]
     ) -> Iterator[tuple[int, int, int, Any, Any]]:
-        """Emit loops over the units of a tile for each row and gate; yield these, the lane and the unit."""
+        """Emit loops over the units of a tile for each row and gate; yield row, index, gate, lane, unit."""
         for row in range(self._rows):
             for index, gate in enumerate(gates):
                 with self._lanes() as lane:
                     yield row, index, gate, lane, tile * self._layer.lanes + lane
 
     def _add_parts(self, accumulators: Any, parts: int, tile: Any, gates: Sequence[int]) -> Any:
-        """Emit the addition of all parts of accumulators; return these."""
+        """Emit the addition of all partial sums to the first one; return the accumulators."""
         for part in range(1, parts):
             for row, index, _, lane, _ in self._each_gate(tile, gates):
                 accumulators[row, index, lane] += accumulators[part * self._rows + row, index, lane]
         return accumulators
 
     def _round(self, value: Any) -> Any:
-        """Return a value of the state as float32 products read it."""
+        """Return a value of the state for float32 products, mixed with its rounding as `rounding` states."""
         if self._inputs.rounding is None:
             return value
         kept, rounded = (self._inputs.rounding[at] for at in range(2))
@@ -380,7 +380,7 @@ class _Loops:
         return kept * value + rounded * (steps * self._const(1 / STATE_STEPS))
 
     def _to_operand(self, value: Any) -> Any:
-        """Return a value of the state in the form that products read."""
+        """Return a value of the state in the form that is multiplied: an integer for dot products."""
         dots = self._layer.dots
         return (
             value if dots is None else tirx.Cast(dots.dtype, _to_integer(value) + dots.zero_point)
@@ -430,21 +430,21 @@ class _Loops:
         if lengths is None:
             backward = self._layer.steps - 1 - step
         else:
-            # beyond its end, a sequence is filled in its order
+            # steps beyond a sequence's end write the positions after it in forward order
             backward = self._if_active(at, row, lengths[at.first + row] - 1 - step, step)
         if self._layer.operator.directions == 1:
             return backward if self._layer.operator.is_reversed[0] else step
         return tirx.Select(tirx.EQ(at.direction, 1), backward, step)
 
     def _if_active(self, at: _StepIndex, row: int, value: Any, otherwise: Any) -> Any:
-        """Return a value within a sequence, and another one beyond its end."""
+        """Return `value` within a sequence, `otherwise` beyond its end."""
         lengths = self._inputs.lengths
         if lengths is None:
             return value
         return tirx.Select(at.step < lengths[at.first + row], value, otherwise)
 
     def _write(self, at: _StepIndex, row: int, unit: Any, state: Any) -> None:
-        """Emit the store of the next hidden state as a result."""
+        """Emit the store of the next hidden state to the result; 0 beyond a sequence's end."""
         result = self._if_active(at, row, state, self._const(0))
         self._outputs[0][self._position(at, row), at.direction, at.first + row, unit] = result
 
@@ -537,7 +537,7 @@ class _CpuLoops(_Loops):
                     output[direction, first + row, unit] = last
 
     def _advance(self, at: _StepIndex, state: _Buffers) -> None:
-        """Emit the copy of the next hidden state to the present one and to the result."""
+        """Emit the copy of the next hidden state to the current one and to the result."""
         for row in range(self._rows):
             with self._units(self._layer.hidden) as unit:
                 self._write(at, row, unit, state.following[row, unit])
@@ -556,7 +556,7 @@ class _CpuLoops(_Loops):
 
     @contextmanager
     def _units(self, count: int) -> Iterator[Any]:
-        """Emit a loop over hidden units, in vectors if these are whole, and yield the unit."""
+        """Emit a loop over hidden units, in vectors if they divide the units; yield the unit."""
         lanes = self._layer.lanes
         if count % lanes:
             with T.serial(0, count) as unit:
@@ -568,7 +568,7 @@ class _CpuLoops(_Loops):
 
 @dataclass(frozen=True)
 class _View:
-    """The values of a sequence or a thread in a buffer; a function returns their indices."""
+    """The part of a buffer of a sequence or a thread; `index` maps its indices to the buffer's."""
 
     buffer: Any
     index: Callable[..., tuple[Any, ...]]
@@ -589,7 +589,7 @@ class _GpuLoops(_Loops):
         sizes = (len(directions), layer.batch, layer.hidden)
         with IRBuilder() as builder:
             with T.sblock("steps"):
-                # hidden states alternate between two buffers, since the next launch reads the results of one
+                # hidden states alternate between two buffers: a launch reads one while it writes the other
                 hidden = self._allocate_state(2, *sizes)
                 cell, scaled = self._allocate_state(*sizes), self._allocate_state(*sizes)
                 with launch_threads(*sizes) as (d, n, unit):
@@ -622,7 +622,7 @@ class _GpuLoops(_Loops):
         )
 
     def _advance(self, at: _StepIndex, state: _Buffers, hidden: Any, d: Any) -> None:
-        """Emit the copy of a unit's next state to the buffer of the next step, and to the result."""
+        """Emit the stores of a unit's next state: to the buffer of the next step and to the result."""
         following = state.following[0, self._unit]
         self._write(at, 0, self._unit, following)
         new = self._if_active(at, 0, following, state.hidden[0, self._unit])
@@ -668,4 +668,4 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "tanh": lambda x, *_: tirx.tanh(x),
     "thresholdedrelu": lambda x, a, _, zero, __: tirx.Select(x >= a, x, zero),
 }
-"""Activation function -> its value for x, its two parameters, 0 and 1."""
+"""Name -> the activation function of x, its two parameters, and the constants 0 and 1."""

@@ -1,4 +1,4 @@
-"""Matrices in a tensor that a kernel reads through reshapes, transposes, slices and broadcasts."""
+"""Strided views: the matrices of a tensor after reshapes, transposes, slices and broadcasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_size, simplify
 
 
 class Operand(NamedTuple):
-    """A tensor that a kernel reads, and the matrices of the batch in it."""
+    """A tensor that a kernel reads, and where the matrices of the batch lie in it."""
 
     shape: tuple[IrSize, ...]
     dtype: str
@@ -18,14 +18,14 @@ class Operand(NamedTuple):
 
 
 Digit = tuple[IrSize, IrSize]
-"""A length and a stride."""
+"""The length and the stride of a digit of a mixed-radix index."""
 
 
 class StridedMatrices(NamedTuple):
-    """The offset of each element of a batch of matrices, in elements from the start of a buffer.
+    """The offsets of the elements of a batch of matrices, in elements from the start of a buffer.
 
-    `offset` is that of the first element, `row` and `column` are the distances of rows and columns. `digits` are those
-    of a matrix's index in mixed radix, the lowest first. All lengths and strides may be dynamic.
+    `offset` is the offset of the first element; `row` and `column` are the strides of rows and columns. `digits` are
+    the digits of a matrix's mixed-radix index, the lowest first. All lengths and strides may be dynamic.
     """
 
     offset: IrSize
@@ -47,15 +47,15 @@ class StridedMatrices(NamedTuple):
 
     @property
     def repeats(self) -> int:
-        """The number of consecutive matrices that are known to be the same one."""
+        """How many consecutive matrices are known to be the same one."""
         length, stride = self.digits[0] if self.digits else (1, 1)
         return int(length) if not is_dynamic(length) and same_size(stride, 0) else 1
 
 
 class StridedView(NamedTuple):
-    """The axes by which a tensor is read from an offset on.
+    """A view of a tensor: an offset in elements, and axes.
 
-    Each axis has digits, the highest first, with a length and a stride each; none for an axis of length 1.
+    An axis is a sequence of digits, the highest first; it is empty for an axis of length 1.
     """
 
     offset: IrSize
@@ -87,7 +87,7 @@ class StridedView(NamedTuple):
         return self._replace(axes=tuple(self.axes[axis] for axis in order))
 
     def broadcast(self, shape: Sequence[IrSize]) -> StridedView:
-        """Return the view with its axes of length 1, and new axes before them, repeated."""
+        """Return the view broadcast to a shape, which repeats axes of length 1 and adds outer axes."""
         missing = ((),) * (len(shape) - len(self.axes))
         axes = (
             axis or (() if same_size(size, 1) else ((size, 0),))
@@ -96,7 +96,7 @@ class StridedView(NamedTuple):
         return self._replace(axes=tuple(axes))
 
     def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
-        """Return some positions along an axis of one digit; None for other axes."""
+        """Return a slice of an axis that is a single digit; None for other axes."""
         digits = _merge_digits(self.axes[axis])
         if len(digits) != 1:
             return self if not digits and (begin, length) == (0, 1) else None
@@ -106,7 +106,7 @@ class StridedView(NamedTuple):
         return StridedView(self.offset + begin * stride, tuple(axes))
 
     def matrices(self, batch: Sequence[IrSize]) -> StridedMatrices | None:
-        """Return the matrices of the last two axes; None if one of these has no stride.
+        """Return the matrices of the last two axes; None if one of these axes has no single stride.
 
         The outer axes are broadcast to the shape of the batch.
         """
@@ -120,7 +120,7 @@ class StridedView(NamedTuple):
 
 
 def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
-    """Remove and return the highest digits with a product, dividing one if needed; None if none."""
+    """Remove and return the highest digits that multiply to `size`, splitting the last; None if none do."""
     taken: list[Digit] = []
     while not same_size(size, 1):
         if not digits:
@@ -139,13 +139,13 @@ def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
 
 
 def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
-    """Return a quotient that is whole for all values of the dimensions; None for others."""
+    """Return the quotient if it is an integer for all values of the dimensions; else None."""
     quotient = simplify(size // divisor)
     return quotient if same_size(quotient * divisor, size) else None
 
 
 def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """Return as few digits as read the same positions; the highest come first."""
+    """Merge digits whose strides continue each other; the highest come first."""
     merged: list[Digit] = []
     for length, stride in digits:
         if merged and same_size(merged[-1][1], stride * length):

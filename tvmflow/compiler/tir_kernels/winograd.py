@@ -1,11 +1,11 @@
 """The kernels of Winograd convolutions of 3×3 (`contraction.winograd`) on blocked data.
 
-The result is split into tiles. Data and weights of a tile are transformed and multiplied elementwise (a matrix product
-over channels for each element of the tile), and the product is transformed back. Algorithm and matrices: Lavin and
+The result is split into tiles. Data and weights of a tile are transformed and multiplied elementwise (a matmul over
+channels for each element of the tile), and the product is transformed back. Algorithm and matrices: Lavin and
 Gray, arXiv:1509.09308.
 
-With stride 2, the first and last kernel position of an axis read data at even positions: a convolution of kernel size
-2 with stride 1, F(2, 2) or F(4, 2). The middle position reads data at odd positions, which are multiplied directly.
+With stride 2, the first and last kernel position of an axis read data at even positions. They form a convolution of
+kernel size 2 with stride 1, F(2, 2) or F(4, 2). The middle one reads data at odd positions, and multiplies directly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tvmflow.graph.ir import WINOGRAD_COLUMNS
 
 _Array = np.ndarray[Any, Any]
 
-# The names of blocks. Where transforms are separate, columns are transformed first.
+# The names of blocks. If transforms are separate, columns are transformed first.
 DATA: Final = "winograd_data"
 PRODUCT: Final = "winograd_product"
 IMAGE: Final = "winograd_image"
@@ -43,10 +43,10 @@ DATA_COLUMNS, IMAGE_COLUMNS = WINOGRAD_COLUMNS
 
 
 class Transforms(NamedTuple):
-    """The matrices Bᵀ, G and Aᵀ that multiply data, weights and product of a tile along one of its axes.
+    """The matrices Bᵀ, G and Aᵀ that transform data, weights and product along one axis of a tile.
 
-    Terms of a group are added first (see `_sum_row`). Elements of data beyond the rows of G have the weights of the
-    last row.
+    Terms of a group are added first (see `_sum_row`). Elements of data beyond the rows of G use the weights of its last
+    row.
     """
 
     data: _Array
@@ -58,7 +58,7 @@ class Transforms(NamedTuple):
 
 def _make_transforms(data: _Array, weights: _Array, image: _Array) -> Transforms:
     edge = len(data)
-    # of each pair of rows that differ in signs, the same value is first
+    # groups begin with the same value in both rows of a pair that differs only in signs
     data_groups = [range(edge - 2, -1, -2), range(edge - 1, 0, -2)]
     image_groups = [(0,), *((at, at + 1) for at in range(1, edge - 1, 2)), (edge - 1,)]
     return Transforms(data, weights, image, data_groups=data_groups, image_groups=image_groups)
@@ -67,7 +67,8 @@ def _make_transforms(data: _Array, weights: _Array, image: _Array) -> Transforms
 def _make_strided_transforms(data: _Array, weights: _Array, image: _Array) -> Transforms:
     """Return the transforms of a convolution with stride 2.
 
-    The arguments are those of kernel size 2 with stride 1: data at even positions, first and last weights.
+    The arguments are the transforms for kernel size 2 with stride 1, of data at even positions and of the first and
+    last weights.
     """
     tile, even = image.shape
     edge = even + tile
@@ -113,7 +114,7 @@ _STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
         np.array([[1, 0], [1, 1], [0, 1]]),
         np.array([[1, 1, 0], [0, 1, 1]]),
     ),
-    # for the points 0, 1, -1, 2 and infinity
+    # interpolation points 0, 1, -1, 2 and infinity
     4: _make_strided_transforms(
         np.array(
             [
@@ -131,7 +132,7 @@ _STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
 
 
 def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
-    """Return the transforms of a tile: down its columns, and along its rows."""
+    """Return the transforms of a tile: along its columns, and along its rows."""
     by_size = TRANSFORMS if geometry.step == 1 else _STRIDED_TRANSFORMS
     rows, columns = (by_size[size] for size in tile_size(geometry.tile))
     return rows, columns
@@ -140,9 +141,9 @@ def transforms_of(geometry: Geometry) -> tuple[Transforms, Transforms]:
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
     """Return a convolution (n, o, h, w, b) or (n, o, d, h, w, b) with a 3×3 kernel of any depth.
 
-    Data are (n, i, h, w, b) or (n, i, d, h, w, b), transformed weights (s, t, o, depth, i of a group, b of i, b of o)
-    with 2 more rows and columns than a tile. Groups have equal numbers of blocks. With a stride of 2, the rows and
-    columns at odd positions are last.
+    Data are (n, i, h, w, b) or (n, i, d, h, w, b). Transformed weights are (s, t, o, depth, i of a group, b of i, b of
+    o); s and t are the rows and columns of a tile plus 2. Groups have equal numbers of blocks. With a stride of 2, the
+    rows and columns at odd positions are last.
     """
     product = _multiply(_transform_data(x, geometry), w, geometry)
     return _transform_product(product, geometry, len(x.shape) == 6)
@@ -191,7 +192,7 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
 
 def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return the product (s, t, o, n, d, tiles, b) of transformed data and weights."""
+    """Return the matmuls (s, t, o, n, d, tiles, b) of transformed data and weights."""
     *last, out, kernel_depth, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
     sizes = {"kd": kernel_depth, "ic": blocks, "ib": lanes}
     depth_step, block, channel = (te.reduce_axis((0, n), name) for name, n in sizes.items())
@@ -213,7 +214,7 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
 
 
 def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
-    """Return a product (s, t, o, n, d, tiles, b) as the result of the convolution."""
+    """Return the convolution's result, from the matmuls' results (s, t, o, n, d, tiles, b)."""
     n, depth, *size = geometry.shape
     height, width, blocks, *_, lanes = map(plain, x.shape)
     (rows, columns), (tile_rows, tile_columns) = geometry.tiles, tile_size(geometry.tile)
@@ -249,7 +250,7 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
 
 
 def _entry(matrix: _Array, i: Any, j: Any, dtype: str) -> Any:
-    """Return an entry of a constant matrix: a constant, once the loops over `i` and `j` are unrolled."""
+    """Return an entry of a constant matrix, which unrolled loops over `i` and `j` make a constant."""
     entry = tirx.const(0.0, dtype)
     for (row, column), value in np.ndenumerate(matrix):
         if value:
@@ -261,7 +262,7 @@ def _entry(matrix: _Array, i: Any, j: Any, dtype: str) -> Any:
 def _select_row(
     matrix: _Array, groups: Sequence[Sequence[int]], values: Sequence[Any], i: Any
 ) -> Any:
-    """Return the product of row `i` and some values: one reduction, once the loop over `i` is unrolled."""
+    """Return the dot product of row `i` and `values`; an unrolled loop over `i` selects one sum."""
     *others, last = (_sum_row(row, groups, values) for row in matrix)
     for number, product in reversed(list(enumerate(others))):
         last = tirx.Select(tirx.EQ(i, number), product, last)
@@ -269,10 +270,10 @@ def _select_row(
 
 
 def _sum_row(row: Sequence[Any], groups: Sequence[Sequence[int]], values: Sequence[Any]) -> Any:
-    """Return the product of a row of a matrix and some values, added up in groups.
+    """Return the dot product of a row of a matrix and some values, added up in groups.
 
-    Rows that differ in the factor of a group share the expression of the group, which LLVM computes once. Each group
-    begins with a value without a factor, so that each other value takes one addition or FMA.
+    Rows that differ only in the coefficient of a group share the group's sum, which LLVM computes once. A group
+    begins with a value without a coefficient, so that each other value takes one addition or FMA.
     """
     parts = []
     for group in groups:
@@ -297,9 +298,9 @@ def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
 
 
 # ---------------------------------------------------------------- dynamic images
-# The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered, and a block of them
-# is computed at a time, in buffers of a fixed size; the last block has the remaining tiles. Data and product of a tile
-# are transformed along one axis and then along the other, which takes fewer additions than the tensor expression.
+# The loops of a convolution with a dynamic number of tiles. The tiles of all images are numbered consecutively and
+# computed in blocks, in buffers of a fixed size; the last block has the remaining tiles. Data and product of a tile are
+# transformed along one axis and then along the other, which takes fewer additions than the tensor expression.
 
 
 class DynamicConvolution(NamedTuple):
@@ -310,7 +311,7 @@ class DynamicConvolution(NamedTuple):
         weights: The buffer of transformed weights (t, t, o, 1, i, b of i, b of o).
         tile: The size of a tile of the result.
         size: Height and width of the result.
-        padding: Rows of padding above the data, and columns on the left.
+        padding: The rows of padding above the data and the columns to their left.
         store: Emits the store of a result, from its indices (n, o, y, z, lane) and the value.
     """
 
@@ -366,7 +367,7 @@ class _DynamicLoops:
         return loop_over(extent, is_parallel and self._blocks.is_parallel)
 
     def _find_coordinates(self, first: Any, rows: Any, columns: Any) -> None:
-        """Emit the computation of image, row and column of the result for each tile of a block."""
+        """Emit the coordinates of each tile of a block: image, and first row and column of the result."""
         self._coordinates = allocate(3 * self._blocks.limit, "int64")
         with T.serial(self._count) as t:
             row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
@@ -423,7 +424,7 @@ class _DynamicLoops:
     def _multiply_tiles(
         self, data: Any, product: Any, group: Any, element: Any, first: Any, tile_rows: int
     ) -> None:
-        """Emit the product of some tiles, with accumulators in registers."""
+        """Emit the matmul for `tile_rows` tiles, with accumulators in registers."""
         (i, j), limit, vectors = element, self._blocks.limit, self._blocks.tile.vectors
         number = i * self._edge + j
         sums = allocate_registers(tile_rows, vectors, self._lanes)
@@ -484,7 +485,8 @@ class _DynamicLoops:
     ) -> None:
         """Emit the product of a matrix, a tile, and the transpose of the matrix.
 
-        `load` takes a row, column and lane of the tile. `store` takes those of the product, and the value to store.
+        `load` takes a row, column and lane of the tile; `store` takes a row, column and lane of the product, and the
+        value.
         """
         rows, edge = matrix.shape
         half = allocate_registers(rows, edge, self._lanes)
@@ -499,7 +501,7 @@ class _DynamicLoops:
 
 
 def _add(total: Any, factor: float, value: Any) -> Any:
-    """Return a value times a factor, added to a total if there is one."""
+    """Return `total` plus a value times a factor; `total` may be None."""
     dtype = str(value.ty.dtype)
     term = value if abs(factor) == 1 else value * tirx.const(abs(factor), dtype)
     if total is None:
