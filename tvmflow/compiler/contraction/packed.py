@@ -53,7 +53,7 @@ def reduce_lanes(vector: Any, function: Callable[[Any, Any], Any], lanes: int) -
 
 
 class Columns(NamedTuple):
-    """The columns of a packed matrix, in tiles of `vectors` vectors; the last tile may have fewer."""
+    """The columns of a packed matrix, in tiles of `vectors` vectors; the tail tile may have fewer."""
 
     size: IrSize
     lanes: int
