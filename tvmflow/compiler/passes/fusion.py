@@ -1,4 +1,4 @@
-"""Kernels around fusion: where one begins, branches as functions, size variables, and merged pixels."""
+"""Rewrites around fusion: limits, branches as functions, size variables, reshapes, merged pixels."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _FUSED_PATTERNS: Final = (0, 1, 2)
 
 
 def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
-    """Begin a kernel with each operator that broadcasts the result of a convolution or a matrix product.
+    """Begin a kernel with each operator that broadcasts the result of a convolution or a matmul.
 
-    Squeeze-and-excitation multiplies an image with a convolution of one pixel: as its epilogue, the image would have
-    the schedule of that pixel. The pass runs after AnnotateTIROpPattern.
+    Squeeze-and-excitation multiplies an image by a convolution's result of one pixel. In the convolution's epilogue,
+    the image would be computed with the schedule for one pixel. The pass runs after AnnotateTIROpPattern.
     """
     limited = ir.copy_module(mod)
     products: set[Any] = set()
@@ -95,8 +95,8 @@ def _with_shape(buffer: Any, shape: Sequence[IrSize]) -> Any:
 def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace each branch of an If by a call of a private function, innermost branches first.
 
-    TVM fuses the operators of functions, but not those of branches. It would also reuse memory that one branch
-    allocates in the other one, where it is not allocated.
+    TVM fuses the operators of functions, but not the operators of branches. It would also let one branch use memory
+    that only the other one allocates.
     """
     return rewrite_main(mod, _Outliner) if ir.has_branches(mod) else mod
 
@@ -118,20 +118,20 @@ class _Outliner(MainRewriter):
 
 
 # ---------------------------------------------------------------- size variables
-# A tensor whose height is `(h - 1) // 4 + 1` gives a kernel an expression of a dimension that no buffer has, and that
-# each call passes. With a variable instead of the expression, the buffers bind it, kernels of all stages of a network
-# are alike, and they do not depend on the order in which TVM collects variables.
+# If a tensor's height is `(h - 1) // 4 + 1`, its kernel needs `h`, which no buffer binds, so each call passes it. With a
+# variable instead of the expression, the buffers bind the variable, kernels of all stages of a network are alike, and
+# they do not depend on the order in which TVM collects variables.
 
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
 
 
 def order_sizes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let kernels take dimensions in the order of their shapes: TVM collects them in any order."""
+    """Let kernels take dimensions in the order of their shapes, because TVM collects them in any order."""
     return _rewrite_kernels(mod, lambda kernel: kernel)
 
 
 def give_kernel_symbols(mod: tvm.IRModule) -> tvm.IRModule:
-    """Give each kernel its own size variables, after fusion, which compares the shapes of kernels."""
+    """Give each kernel its own size variables; run after fusion, which compares the shapes of kernels."""
     return _rewrite_kernels(mod, lambda kernel: _merge_dynamic_pixels(_replace_sizes(kernel)))
 
 
@@ -144,7 +144,7 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
         for variable, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc) and any(map(is_dynamic, _list_sizes(function)))
     }
-    # without the kernels, so that names do not depend on how many TVM has made
+    # the kernels are left out, so that their new names do not depend on how many TVM has made
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
     rest = tvm.IRModule(others, mod.attrs, mod.global_infos)
     # functions of branches call kernels, too
@@ -170,9 +170,9 @@ class _KernelRewriter(MainRewriter):
         if variable not in self._made:
             kernel = self._change(self._kernels[variable])
             kernel, positions = _order_sizes(kernel, len(arguments.fields))
-            # without the number that TVM appends to a name that is taken
+            # TVM appends digits to a name that is taken
             name = str(variable.name_hint).rstrip(string.digits)
-            # once, because TVM looks for an equal function each time
+            # added once, because TVM looks for an equal function each time
             self._made[variable] = self.builder_.add_func(kernel, name), positions
         made, positions = self._made[variable]
         operands = [made, relax.Tuple([arguments.fields[position] for position in positions])]
@@ -195,7 +195,7 @@ def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     dimensions = {symbol for size, _ in sizes for symbol in list_symbols(size)} | bound
 
     def replace(node: Any) -> Any:
-        """Return an expression of dimensions as a size plus a constant, others unchanged."""
+        """Return an expression of dimensions as a size variable plus a constant, others unchanged."""
         symbols = list_symbols(node)
         if symbols and dimensions.issuperset(symbols):
             for size, variable in sizes:
@@ -210,7 +210,7 @@ def _replace_sizes(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, list[int]]:
     """Return a kernel whose dimensions have the order of its shapes, and the positions of its arguments.
 
-    The first parameters, as many as `inputs`, are those that a call passes.
+    A call passes the first `inputs` parameters; the others are results.
     """
     symbols = [symbol for size in _list_sizes(kernel) for symbol in list_symbols(size)]
     own = {
@@ -235,16 +235,16 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> tuple[tirx.PrimFunc, lis
 
 
 # ---------------------------------------------------------------- reshapes
-# Dynamic reshapes, split into groups of axes. If `h` is a multiple of 8 (`multiple_of`), an image of `h // 2` rows has
-# `h // 8` windows of 4 rows. TVM has no divisibility constraints: it divides the linear index of each element by all
-# sizes, and does not fuse such a kernel.
+# Dynamic reshapes are split into groups of axes. If `h` is a multiple of 8 (`multiple_of`), an image of `h // 2` rows
+# has `h // 8` windows of 4 rows. TVM does not know that `h` is divisible. So it divides the linear index of each element
+# by all sizes, and does not fuse such a kernel.
 
 _Group = tuple[list[int], list[int]]
 """Axes of a tensor, and the axes with as many elements that replace them."""
 
 
 def group_dynamic_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Convert dynamic reshapes whose element counts are equal because of `multiple_of`."""
+    """Convert dynamic reshapes whose element counts are equal only because of `multiple_of`."""
     has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
     return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
 
@@ -259,13 +259,13 @@ class _ReshapeRewriter(MainRewriter):
         groups = self._group_axes(before, after)
         if groups is None or all(same_size(*_counts(group, before, after)) for group in groups):
             return None
-        # not bound to a variable of its own: fusion ends at a second name
+        # not emitted, because fusion would end at the second variable that this binds
         operands = rewritten.args[0], list(after), groups
         options = {"primfunc_name_hint": "reshape", "primfunc_attrs": INJECTIVE}
         return self.builder_.call_te(_reshape, *operands, **options)
 
     def _group_axes(self, before: Sequence[IrSize], after: Sequence[IrSize]) -> list[_Group] | None:
-        """Return the smallest groups in their order; None if there is only one, or dimensions are unknown."""
+        """Return the smallest groups, in order; None if there is only one, or dimensions are unknown."""
         analyzer, is_known = make_analyzer((*before, *after), self.dimensions)
         if not is_known:
             return None
@@ -286,7 +286,7 @@ class _ReshapeRewriter(MainRewriter):
 def _counts(
     group: _Group, before: Sequence[IrSize], after: Sequence[IrSize]
 ) -> tuple[IrSize, IrSize]:
-    """Return the elements of both sides of a group."""
+    """Return the number of elements on each side of a group."""
     return math.prod(before[axis] for axis in group[0]), math.prod(after[axis] for axis in group[1])
 
 
@@ -311,20 +311,19 @@ def _reshape(tensor: Any, sizes: Sequence[Any], groups: Sequence[Sequence[Sequen
 
 # ---------------------------------------------------------------- pixels
 # Height and width of pointwise convolutions become one axis of pixels. Then an image has one tail tile instead of one
-# in each row, and narrow images are computed in whole tiles. The loop over the height keeps one
-# iteration, and the width index runs over all pixels of the image. Tensors are contiguous, so the position in memory is
-# the same.
+# in each row, and narrow images are computed in whole tiles. The loop over the height keeps one iteration, and the width
+# index runs over all pixels of the image. Tensors are contiguous, so the position in memory is the same.
 
-# One axis must be faster by this factor than two of fixed lengths, by the estimate.
+# For fixed shapes, the estimate with one axis must be faster by this factor than with two.
 _MIN_GAIN: Final = 1.03
 # Images, blocks of channels, height, width, lanes.
 _RANK: Final = 5
 
 
 def merge_fixed_pixels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Merge the pixels of pointwise convolutions of fixed shapes, where their tiles fit one axis better."""
+    """Merge the pixels of pointwise convolutions with fixed shapes, if tiles fit one axis better."""
     cpu = context.cpu
-    # the larger tiles of 32 registers are as fast in rows (measured with AVX-512)
+    # with 32 registers, tiles are larger, and rows are as fast as merged pixels (measured with AVX-512)
     if cpu is None or not cpu.broadcasts_first:
         return mod
     fits = functools.partial(_gains, cpu)
@@ -346,7 +345,7 @@ def _image_of(realize: SBlockRealize) -> list[Any]:
 
 
 def _gains(cpu: CpuModel, realize: SBlockRealize) -> bool:
-    """Return whether the estimate of a pointwise convolution is faster with one axis of pixels."""
+    """Return whether one axis of pixels makes the estimate of a pointwise convolution faster."""
     output = realize.block.writes[0].source
     if len(output.shape) != _RANK or not all(isinstance(n, tirx.IntImm) for n in output.shape):
         return False
@@ -422,7 +421,7 @@ def _find_pixel(realize: SBlockRealize, image: Sequence[Any]) -> tuple[Any, Any]
         is_at_pixel = is_at_pixel and not any(size in sizes for size in image)
         return at
 
-    # the remaining indices use no pixel
+    # the indices that remain must not use the row or the column
     parts = [part for part in (block.body, block.init) if part is not None]
     rest = [ir.rewrite_indices(part, check) for part in parts]
     used = ir.find_nodes(rest, tvm.ir.Var)

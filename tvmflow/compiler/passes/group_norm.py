@@ -1,4 +1,4 @@
-"""Group and instance norms, computed on images instead of flattened groups, so that data stay blocked."""
+"""Compute group and instance norms on images instead of flattened groups, so that data stay blocked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmflow.graph.rewriter import MainRewriter
 
 
 def group_mean(sums: Any, groups: int, count: Any) -> Any:
-    """Return the mean of each group, for all its channels, from sums (n, c, 1, …) of this many pixels."""
+    """Return each group's mean, repeated for its channels, from sums (n, c, 1, …) over `count` pixels."""
     size = int(sums.shape[1]) // groups
     member = te.reduce_axis((0, size), "member")
 
@@ -27,7 +27,7 @@ def group_mean(sums: Any, groups: int, count: Any) -> Any:
 
 
 def group_factor(squares: Any, groups: int, count: Any, epsilon: Any) -> Any:
-    """Return 1 / √(variance + ε) of each group for all its channels, see `group_mean`."""
+    """Return each group's 1 / √(variance + ε), repeated for its channels, see `group_mean`."""
     variance, one = group_mean(squares, groups, count), tirx.const(1, squares.dtype)
     return te.compute(
         variance.shape, lambda *i: one / te.sqrt(variance(*i) + epsilon()), name="group_factor"
@@ -35,9 +35,9 @@ def group_factor(squares: Any, groups: int, count: Any, epsilon: Any) -> Any:
 
 
 class GroupNormRewriter(MainRewriter):
-    """Rewrites norms of channels, and of data reshaped to groups (n, groups, …), to means of images.
+    """Rewrites instance norms and group norms to means over images.
 
-    A group norm is TVM's operator, or ends with a reshape; an instance norm ends with a division.
+    A group norm is TVM's operator, or ends with a reshape from (n, groups, …); an instance norm ends with a division.
     """
 
     OPERATORS = ir.operators("divide nn.group_norm reshape")
@@ -57,7 +57,7 @@ class GroupNormRewriter(MainRewriter):
         return self._replace_group_norm(call)
 
     def _replace_group_norm(self, call: Any) -> Any:
-        """Return the norm of groups that TVM's operator describes; None for other axes."""
+        """Return TVM's group norm as means over images; None if its axes are not the spatial ones."""
         data, scale, shift = call.args
         attrs, shape = call.attrs, sizes_of(data) or ()
         rank = len(shape)
@@ -70,7 +70,7 @@ class GroupNormRewriter(MainRewriter):
         return self._emit_norm(data, int(attrs.num_groups), epsilon, scale, shift)
 
     def _replace_reshaped_norm(self, call: Any) -> Any:
-        """Return the norm of groups before a reshape; None for others."""
+        """Return the group norm that ends with this reshape; None for other reshapes."""
         shift, value = self._match_weights("relax.add", call.args[0])
         scale, value = self._match_weights("relax.multiply", value)
         quotient = self.flow.find_call(value, "relax.divide")
@@ -108,7 +108,7 @@ class GroupNormRewriter(MainRewriter):
         return data, epsilon
 
     def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
-        """Return the weights (groups, 1) and the other operand of a call; for others, None and the expression."""
+        """Return the weights (groups, 1) and other operand of a call `name`; else None and the expression."""
         call = self.flow.find_call(expr, name)
         if call is not None:
             for weights, other in (tuple(call.args)[::-1], tuple(call.args)):
@@ -127,14 +127,14 @@ class GroupNormRewriter(MainRewriter):
         rank = len(image) + 2
 
         def reduce(values: Any, function: Callable[..., Any], *args: Any) -> Any:
-            # a sum, into whose kernel the squares are fused
+            # a sum instead of a mean, so that the squares are fused into its kernel
             sums = emit(relax.op.sum(values, list(range(2, rank)), keepdims=True))
             name, options = function.__name__, (groups, math.prod(image), *args)
             # opaque, so that kernels of images do not compute the group of each element
             return self.kernel(function, name, sums, *options, pattern=OPAQUE)
 
         mean = reduce(data, group_mean)
-        # two subtractions: a shared one would be a tensor in memory
+        # subtracted twice, because a shared difference would be a tensor in memory
         difference = emit(relax.op.subtract(data, mean))
         squares = emit(relax.op.multiply(difference, difference))
         factor = reduce(squares, group_factor, self.visit_expr(epsilon))
@@ -155,5 +155,5 @@ class GroupNormRewriter(MainRewriter):
 
 
 def _are_spatial(axes: Any, rank: int) -> bool:
-    """Return whether axes are all those behind the channels."""
+    """Return whether axes are all the axes behind the channels."""
     return sorted(int(axis) % rank for axis in axes or ()) == list(range(2, rank))

@@ -1,4 +1,4 @@
-"""Makes kernels of operators: TVM's, or faster ones for CPUs."""
+"""Lowers operators to kernels: TVM's, or faster ones for CPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def round_data(x: Any, *operands: Any) -> Any:
 
 
 def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
-    """Return the kernel of a softmax, or of its logarithm; TVM's for other values than float32."""
+    """Return the kernel of a softmax or log-softmax; TVM's for types other than float32."""
     is_logarithm = ir.operator_name(call) == "relax.nn.log_softmax"
     theirs = relax.transform.legalize_ops.nn
     if not ir.is_float32(call):
@@ -59,7 +59,7 @@ def softmax(x: Any, axis: int) -> Any:
 def log_softmax(x: Any, axis: int) -> Any:
     """Return the logarithm of the softmax of float32 data along an axis.
 
-    The maximum and the logarithm of the total are subtracted one after the other: their sum would lose digits.
+    The maximum and the logarithm of the total are subtracted one after the other, because their sum would lose digits.
     """
     row, largest, _, total = _exponentiate(x, axis, "log_softmax")
     logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="log_softmax_logarithm")
@@ -91,8 +91,8 @@ def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], A
 
 
 # ---------------------------------------------------------------- samples of images
-# TVM computes the position of a sample again for each channel, and reflects elements one by one. Here, a table has the
-# positions of the four pixels around it, and their weights.
+# TVM computes the position of a sample again for each channel, and reflects elements one by one. Here, tables have the
+# positions and weights of the four pixels around each sample.
 
 
 def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
@@ -129,7 +129,7 @@ def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -
                 is_within = tirx.all(at >= edge, at <= length + edge)
                 back = tirx.Select(away > length, 2 * length - away, away) + edge
                 at = tirx.Select(is_within, at, back)
-            # this way round, NaN is 0
+            # with the operands in this order, NaN becomes 0
             return tirx.Min(tirx.Max(at, tirx.const(0.0, "float32")), tirx.const(last, "float32"))
 
         positions = te.compute(shape, position, name="place")

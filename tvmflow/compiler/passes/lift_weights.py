@@ -78,11 +78,11 @@ def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
 
 
 def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace calls of kernels on constants by their results; TVM cannot run those in C."""
+    """Replace calls of kernels on constants by their results, except kernels in C, which TVM cannot run."""
     kernels = [var for var, _ in list_c_kernels(mod)]
     hidden = ir.copy_module(mod)
     for var in kernels:
-        # only functions of TIR are evaluated
+        # FoldConstant evaluates only functions of TIR
         hidden.update_func(var, relax.ExternFunc(var.name_hint))
     folded = relax.transform.FoldConstant()(hidden)
     for var in kernels:

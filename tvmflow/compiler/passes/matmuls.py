@@ -1,4 +1,4 @@
-"""Matrix products on CPUs: packed weights, block-quantized weights, computed matrices."""
+"""Matmuls on CPUs: packed weights, block-quantized weights, computed matrices."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ from tvmflow.graph.marks import read_marks
 
 # ---------------------------------------------------------------- packed weights
 
-# Fewer rows read each weight too few times for another instruction to matter.
+# With fewer rows, each weight is used too few times for matrix instructions to be faster.
 _MIN_MATRIX_ROWS: Final = 4
-# How many paddings of a product a search measures, and how far from the least their estimated times are.
+# A search measures at most this many paddings of a matmul, with estimates within this factor of the least one.
 _MAX_MEASURED: Final = 4
 _MAX_MEASURED_RATIO: Final = 1.15
 
 
 class MatmulPacker(TargetRewriter):
-    """Packs the weights (k, n) of matrix products of float32 as (⌈n/b⌉, k, b)."""
+    """Packs the weights (k, n) of floating-point matmuls as (⌈n/b⌉, k, b)."""
 
     OPERATORS = ("relax.matmul",)
 
@@ -97,7 +97,7 @@ class MatmulPacker(TargetRewriter):
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: Any) -> Any:
-        """Emit the product of quantized data and int8 weights, without the weights' scale; None for others."""
+        """Emit the matmul of quantized data and int8 weights, without the weights' scale; None for others."""
         data = find_quantized_data(self.flow, call.args[0])
         weights, zeros = split_zero_point(self.flow, call.args[1])
         source = find_integer_weights(self.flow, weights)
@@ -110,7 +110,7 @@ class MatmulPacker(TargetRewriter):
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         integers = data.integers
         if not rows:
-            # the weights beyond the depth are zeros
+            # padded data do not change results, because the weights beyond the depth are zeros
             outer = [1] * (len(known_sizes(integers)) - 1)
             integers = self.pad_to_multiples(integers, [*outer, products.terms])
         weights = self.visit_expr(source.call.args[0])
@@ -122,7 +122,7 @@ class MatmulPacker(TargetRewriter):
         multiply = functools.partial(blocked.dot_dense, products, results=columns, rows=rows)
         sums = self.kernel(multiply, "quantized_dense_pack", integers, packed)
         if zeros is not None:
-            # the products with weights minus a zero point, of all or of each column
+            # corrects for the zero point of the weights, one for all columns or one for each
             totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
             zero_point = data.emit_zero_point(self)
             offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
@@ -132,9 +132,9 @@ class MatmulPacker(TargetRewriter):
         return scale_accumulators(self, sums, weights, [-1], data)
 
     def _count_matrix_rows(self, data: Any, columns: int) -> int:
-        """Return how many rows instructions multiply as matrices; 0 if they multiply each row separately.
+        """Return the padded number of rows for matrix instructions; 0 if dot products compute each row.
 
-        ISA levels that share weights have one layout of them.
+        ISA levels that share weights need one layout, so they use no matrix instructions.
         """
         cpu, sizes = self._cpu, sizes_of(data)
         if not cpu.has_matrices or self._context.options.shares_weights or columns < cpu.lanes:
@@ -153,9 +153,9 @@ class MatmulPacker(TargetRewriter):
         return self.kernel(multiply, "bfloat16_dense_pack", *operands)
 
     def _choose_block(self, columns: int) -> int | None:
-        """Return how many accumulators one instruction computes: those of a vector, or fewer for few columns.
+        """Return how many accumulators an instruction computes: a vector, or fewer for few columns.
 
-        None if there is no instruction, or none divides the columns.
+        None if there is no instruction, or no width divides the columns.
         """
         lanes, dtype = self._context.lanes, self._context.dot_dtype
         if dtype is not None and columns > lanes:
@@ -175,7 +175,7 @@ class MatmulPacker(TargetRewriter):
         )
 
     def _pad_product(self, call: Any, weights: Any) -> tuple[int | None, int]:
-        """Return how many rows (None if they are dynamic) and columns are computed, so that tiles divide them."""
+        """Return the numbers of rows (None if dynamic) and columns, padded so that tiles divide them."""
         data = call.args[0]
         (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
         assert shape is not None, "the product is supported"
@@ -206,7 +206,7 @@ class MatmulPacker(TargetRewriter):
 
 
 # ---------------------------------------------------------------- block-quantized weights
-# Where the target has no kernel for their readers, block-quantized weights become float32 when the library is built.
+# If the target has no kernel for a reader of block-quantized weights, these become float32 when the library is built.
 
 _BYTE: Final = 8
 
@@ -238,7 +238,7 @@ class BlockQuantizedRewriter(TargetRewriter):
         return self._convert(rewritten, BlockQuantizedWeights.read(call)) if is_source else None
 
     def _has_kernel(self, operator: BlockQuantizedWeights) -> bool:
-        """Return whether a kernel can read weights in words."""
+        """Return whether a kernel can read a group of weights as whole 32-bit words."""
         return self._context.packs_matmuls() and operator.group % (WORD_BITS // operator.bits) == 0
 
     def _find_source(self, expr: Any) -> WeightSource | None:
@@ -284,7 +284,7 @@ class BlockQuantizedRewriter(TargetRewriter):
         return self.cast(result, ir.dtype_of(call))
 
     def _tile(self, weights: Any, product: BlockQuantizedMatmul) -> list[Any]:
-        """Emit words, scales and zero points as (tiles, …, columns of a tile), once for all products."""
+        """Emit words, scales and zero points as (tiles, …, columns of a tile), once for all matmuls."""
         key = tuple(weights.args)
         if key not in self._tiled:
             packed, *parameters = self._visit_operands(weights)
@@ -301,7 +301,7 @@ class BlockQuantizedRewriter(TargetRewriter):
         return list(self._tiled[key])
 
     def _look_up(self, call: Any, weights: Any, operator: BlockQuantizedWeights) -> Any:
-        """Emit the kernel that converts the rows that are looked up."""
+        """Emit the kernel that looks up rows and converts only these."""
         indices = self.visit_expr(call.args[1])
         sizes = known_sizes(indices)
         count = count_elements(sizes)
@@ -355,7 +355,7 @@ def _is_float(expr: Any) -> bool:
 
 
 class BatchedMatmulPacker(TargetRewriter):
-    """Packs the right matrix of products of computed float32 matrices whose columns may fill no vectors."""
+    """Packs the right matrix of float32 matmuls of activations whose columns may not fill vectors."""
 
     OPERATORS = ("relax.matmul",)
 
@@ -369,7 +369,7 @@ class BatchedMatmulPacker(TargetRewriter):
             return None
         left, right = (view.matrices for view in known)
         if shape[-1] == 1 and left.column == right.row == 1:
-            # reductions along contiguous data, which have vectors of their own
+            # dot products of contiguous data are vectorized as reductions
             return None
         depth = (sizes_of(call.args[0]) or ())[-1]
         typical = (*(self.numbers.shape(call) or ()), self.numbers.size(depth))
@@ -378,7 +378,7 @@ class BatchedMatmulPacker(TargetRewriter):
         return self.call_function(kernel, "batched_matmul", arguments, shape)
 
     def _is_ragged(self, call: Any) -> bool:
-        """Return whether the columns of a product of two activations may not fill whole vectors."""
+        """Return whether the columns of a matmul of two activations may not fill whole vectors."""
         tensors = (*call.args, call)
         shapes = map(self.numbers.shape, tensors)
         if not all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes):

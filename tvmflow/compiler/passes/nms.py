@@ -1,8 +1,8 @@
 """The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
 On a CPU, or the host of a GPU, a kernel compares each box with the kept boxes. On a GPU alone, the first launch compares
-all boxes with each other, with a thread for 32 of them. Then a thread for each class or image selects by the resulting
-bits, and the last launches write the result.
+all boxes with each other; a thread compares one box with 32 others. Then a thread for each class or image selects boxes
+by the resulting bits, and the last launches write the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tvmflow.graph.ir_operators import (
     NonMaxSuppression,
 )
 
-# The sides of a box, and its area.
+# Four sides of a box, and its area.
 _CORNERS: Final = 5
 # Fewer scores are not worth handing to another core.
 _MIN_PARALLEL_SCORES: Final = 1 << 12
@@ -45,7 +45,7 @@ _OPERATORS: Final = {kind.NAME: kind for kind in (NonMaxSuppression, MultiboxDet
 
 
 class NmsRewriter(TargetRewriter):
-    """Lowers selections of boxes for the target."""
+    """Lowers non-maximum suppression for the target."""
 
     OPERATORS = tuple(_OPERATORS)
 
@@ -75,7 +75,7 @@ class NmsRewriter(TargetRewriter):
 
 
 def _sides(values: Sequence[Any], is_centered: bool) -> list[tuple[Any, Any]]:
-    """Return the lower and the higher side of an ONNX box along each axis."""
+    """Return the lower and the higher bound of an ONNX box along each axis."""
     pairs = zip(values[:2], values[2:], strict=True)
     if is_centered:
         halves = [(middle, size / T.float32(2)) for middle, size in pairs]
@@ -84,7 +84,7 @@ def _sides(values: Sequence[Any], is_centered: bool) -> list[tuple[Any, Any]]:
 
 
 def _overlaps(one: Sequence[Any], other: Sequence[Any], threshold: Any) -> Any:
-    """Return whether two boxes, as their sides and areas, overlap by more than a threshold."""
+    """Return whether two boxes (four sides and the area) overlap by more than a threshold."""
     zero = T.float32(0)
     shared = [T.min(one[n + 1], other[n + 1]) - T.max(one[n], other[n]) for n in (0, 2)]
     common = shared[0] * shared[1]
@@ -110,7 +110,7 @@ def _multibox_overlap(operator: MultiboxDetection, dtype: str, one: Any, other: 
 
 
 def _read_box(row: Sequence[Any], operator: BoxNms, dtype: str) -> list[Any]:
-    """Return left, top, right, bottom and area of a row's box, and its class if that matters."""
+    """Return left, top, right, bottom and area of a row's box, and its class if classes are compared."""
     x, y, x2, y2 = row[operator.first : operator.first + 4]
     zero, column = T.Cast(dtype, 0), operator.class_column
     kind = [row[column]] if column >= 0 else []
@@ -131,14 +131,14 @@ def _box_overlap(operator: BoxNms, dtype: str, one: Any, other: Any) -> list[Any
 
 
 # ---------------------------------------------------------------- CPUs
-# The selection is that of ONNX Runtime.
+# The kernel selects the same boxes as ONNX Runtime.
 
 
 def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -> Any:
-    """Return the kernel; its results are the rows, and their number.
+    """Return the kernel; its results are the selected rows, and how many there are.
 
-    The boxes of each class above the threshold become a heap. Boxes are popped and compared with all selected ones at
-    once, until enough are selected. Classes are independent of each other.
+    The boxes of each class with scores above the threshold become a heap. Each popped box is compared with all selected
+    ones in one loop, until enough are selected. Classes are independent of each other.
     """
     batch, classes, n = ir.known_shape(operands[1])
     groups = batch * classes
@@ -180,9 +180,9 @@ def _emit_group(
     sizes: tuple[int, int, int],
     kept: Any,
 ) -> Any:
-    """Emit the selection of the boxes of one class of an image, `group`; return their number.
+    """Emit NMS for a group (a class of an image); return how many boxes are selected.
 
-    The sizes are the numbers of classes and boxes, and the limit of selected boxes, which `kept` has for each class.
+    `sizes` are the classes, the boxes, and the most selected boxes of a group, for which `kept` has room.
     """
     boxes, scores, limit, overlap, threshold = inputs
     classes, n, most = sizes
@@ -217,7 +217,7 @@ def _emit_group(
 
 
 class _Heap:
-    """A heap of candidates' words by falling score."""
+    """A heap of candidates' words (see `sorts`), with the highest score first."""
 
     def __init__(self, order: Order, most: int) -> None:
         self._order, self._words = order, Words.allocate(order, most)
@@ -225,7 +225,7 @@ class _Heap:
         self._position = Variable.allocate(tirx.const(0, "int32"))
 
     def append(self, score: Any, box: Any, condition: Any) -> None:
-        """Emit a conditional append of a box to the words."""
+        """Emit the append of a box if the condition is true."""
         self._words[self.size.get()] = self._order.word(score, box)
         self.size.add(condition)
 
@@ -244,7 +244,7 @@ class _Heap:
         return self._order.index(first)
 
     def _sink(self, word: Any, start: Any) -> None:
-        """Emit the moves that put a word in its position below another one."""
+        """Emit the moves that sink a word from `start` to its position in the heap."""
         position, size = self._position, B.Bind(self.size.get())
         position.set(start)
         is_moving = Variable.allocate(tirx.const(1, "int32"))
@@ -267,10 +267,10 @@ _BITS: Final = 32
 
 
 class _Groups(NamedTuple):
-    """Groups of candidates by falling score; an image may have several groups.
+    """Groups of candidates, sorted by falling score; an image may have several groups.
 
     Attributes:
-        boxes: The number of boxes of an image, and of candidates of a group.
+        boxes: The number of boxes of an image, which is also the number of candidates of a group.
         box: Group, candidate -> its box.
         may_keep: Group, candidate, number of kept candidates before it -> whether it may be kept.
         overlap: Image and two boxes -> whether they overlap.
@@ -286,10 +286,10 @@ class _Groups(NamedTuple):
     def emit_selection(self) -> tuple[Any, Any]:
         """Emit the comparison of boxes and the selection.
 
-        Return the indices of kept candidates of a group (groups, candidates), and their number (groups,).
+        Return the indices of each group's kept candidates (groups, candidates), and how many it keeps (groups,).
         """
         words = -(-self.boxes // _BITS)
-        # bits for the overlaps of a box with 32 boxes
+        # each word has a bit for each of 32 boxes: whether it overlaps a box
         masks = _allocate((self.images, self.boxes, words), "uint32")
         with launch_threads(self.images, self.boxes, words) as (image, box, word):
             bits = allocate_registers(1, dtype="uint32")
@@ -330,14 +330,14 @@ def _allocate(shape: Sequence[int], dtype: str) -> Any:
 
 
 def _list_extents(rows: Any) -> list[Any]:
-    """Return the numbers of images and rows, variables where they are dynamic, and of columns."""
+    """Return the numbers of images, rows and columns; dynamic ones as variables of the kernel."""
     named = zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
     return [tirx.Var(name, "int64") if is_dynamic(size) else size for name, size in named]
 
 
 @contextmanager
 def _define(name: str, operands: Any, results: Any, sizes: Sequence[Any] = ()) -> Iterator[Any]:
-    """Define a kernel; yield its builder and its buffers. Operands have the first of `sizes`, if any."""
+    """Define a kernel; yield its builder and buffers. A rank-r operand has the first r `sizes`, if given."""
     shapes = [sizes[: len(known_sizes(o))] or ir.known_shape(o) for o in operands]
     specs = [*zip(shapes, map(ir.dtype_of, operands), strict=True), *results]
     with define_kernel(name) as builder:
@@ -396,8 +396,8 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
 
 
 # ---------------------------------------------------------------- MXNet's operators
-# They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`): candidates by
-# falling score, equal scores in the order of the data, and -1 in the remaining rows.
+# They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`): candidates have
+# falling scores, equal scores keep the order of the data, and the remaining rows are -1.
 
 
 def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: Any) -> Any:
@@ -415,7 +415,7 @@ def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: 
         with iterate(batch, n, columns) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
             with when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
-                # beyond the top k, MXNet removes only the class
+                # beyond the top k, candidates are unsorted, and MXNet removes only their class
                 position = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
                 out[b, i, c] = rows[b, position, c]
         if operator.suppresses:
@@ -455,9 +455,9 @@ def _select_rows(
     read: Callable[[Any, Any], list[Any]],
     overlap: Callable[[list[Any], list[Any]], list[Any]],
 ) -> tuple[Any, Any]:
-    """Emit the selection among the first rows of each image in their order, see `_Groups`.
+    """Emit the selection among the first `count` rows of each image, in order, see `_Groups`.
 
-    `read` returns the compared values of an image's row, `overlap` the conditions under which one of two rows is removed.
+    `read` returns a row's compared values; the later of two rows is removed if all conditions of `overlap` are true.
     """
     batch, n = order.shape
     if is_gpu:

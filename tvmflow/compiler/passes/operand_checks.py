@@ -1,4 +1,4 @@
-"""Check indices and divisors when a model runs, where their values are not known before.
+"""Check indices and divisors when a model runs, if their values are not known when it is built.
 
 TVM's kernels read and write at any index, and a CPU traps at an integer division by zero. On CPUs, a small kernel tests
 such an operand before the kernel that uses it, and fails with a message. On GPUs, which report no failures, indices are
@@ -36,7 +36,7 @@ from tvmflow.graph.operands import CHECKED_OPERATORS, NODES, Bound, find_sources
 from tvmflow.graph.rewriter import ELEMENTWISE, rewrite_main
 
 FAILURE: Final = "tvmflow.failure"
-"""The attribute of a kernel that fails where an operand has a wrong value: the message."""
+"""The attribute of a kernel that fails if an operand has a wrong value; it has the message."""
 _SELECTION: Final = "relax.vision.all_class_non_max_suppression"
 
 
@@ -48,7 +48,7 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """
     if not context.options.checks or not ir.calls_operator(mod, *CHECKED_OPERATORS, *ARGREDUCTIONS):
         return mod
-    # a list, because TVM would replace an error that a rewriter raises
+    # problems are collected, because TVM would replace an error that a rewriter raises
     problems: list[str] = []
     rewritten = rewrite_main(mod, _CheckRewriter, context, problems)
     if problems:
@@ -57,7 +57,7 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
 
 
 def _list_selected(flow: ir.DataFlow) -> set[Any]:
-    """Return the variables that depend on selected boxes, whose types have more rows than at run time."""
+    """Return the variables that depend on NMS results: their types have more rows than at run time."""
     selected: set[Any] = set()
     for variable, value in flow.values.items():
         is_selection = ir.operator_name(value) == _SELECTION
@@ -95,7 +95,7 @@ class _CheckRewriter(TargetRewriter):
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
 
     def _check_extremes(self, call: Any, rewritten: Any) -> Any:
-        """Return the indices of extremes, which fail along an axis without elements at run time."""
+        """Return argmax or argmin with a check that fails if the axis is empty at run time."""
         sizes, axis = sizes_of(call.args[0]), call.attrs.axis
         if sizes is None or not self._context.is_cpu():
             return None
@@ -107,7 +107,7 @@ class _CheckRewriter(TargetRewriter):
         return _call_check(self, self.emit(rewritten), Bound((size,), is_length=True), message)
 
     def _check(self, call: relax.Call, original: Any, operand: Any, bound: Bound) -> Any:
-        """Return an operand whose values are within its bound."""
+        """Return an operand, checked (on GPUs: clamped) to have only values within its bound."""
         if isinstance(original.ty, relax.TupleType):
             value = self.flow.values.get(original, original)
             if not isinstance(value, relax.Tuple) or bound.sizes is None:
@@ -147,7 +147,7 @@ class _CheckRewriter(TargetRewriter):
     def _find_wrong(self, call: relax.Call, operand: Any, bound: Bound) -> None:
         value = self.flow.values.get(operand, operand)
         if ir.operator_name(value) == "relax.where":
-            # a constant index, or the same one from the end
+            # an importer's choice between a constant index and the same index from the end
             operand, bound = value.args[2], bound._replace(from_end=True)
         values, sizes = ir.constant_array(operand), bound.sizes
         if values is None:
@@ -171,7 +171,7 @@ class _CheckRewriter(TargetRewriter):
         return f"{what} has an index out of range for {operator}, whose axis has {' or '.join(sizes)} elements"
 
     def _clamp(self, indices: Any, bound: Bound) -> Any:
-        """Emit indices that are clamped to their axes."""
+        """Emit indices clamped to the sizes of their axes."""
 
         def clamp(data: Any) -> Any:
             dtype = str(data.dtype)
@@ -193,7 +193,7 @@ class _CheckRewriter(TargetRewriter):
 
 
 def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
-    """Return the sizes of axes, each with its position in the last axis of the indices; None for all."""
+    """Return (position in the last axis of the indices, axis size) pairs; position None stands for all."""
     sizes = bound.sizes or ()
     if len(sizes) == 1 and sizes[0] is not None:
         return [(None, sizes[0])]
@@ -201,7 +201,7 @@ def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
 
 
 def _call_check(rewriter: TargetRewriter, operand: Any, bound: Bound, message: str) -> Any:
-    """Emit the call of a kernel that copies an operand, and fails where it has a wrong value."""
+    """Emit the call of a kernel that copies an operand, and fails if a value is wrong."""
     shape, dtype = known_sizes(operand), ir.dtype_of(operand)
     kernel = _make_kernel(shape, dtype, bound, message)
     used = [symbol for _, size in _list_columns(bound) for symbol in list_symbols(size)]
@@ -239,7 +239,7 @@ def _make_kernel(
 
 
 def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[Any, Any]:
-    """Return a value for the operator, and whether it is wrong; None if every value is right."""
+    """Return a value as the operator needs it, and whether it is wrong (None: it cannot be wrong)."""
     if bound.sizes is None:
         return value, value == tirx.const(0, dtype)
     if size is None:
@@ -249,7 +249,7 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
     if bound.is_length:
         return value, limit == zero
     if not bound.from_end:
-        # of NaN, neither is true
+        # written so that NaN is wrong: for NaN, both comparisons are false
         return value, tirx.Not(tirx.And(value >= zero, value < limit))
     is_wrong = tirx.Not(tirx.And(value >= zero - limit, value < limit))
     return tirx.Select(value < zero, value + limit, value), is_wrong
@@ -261,8 +261,8 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
 def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Return a module whose kernels divide integers by data without a trap.
 
-    Padding lanes of vectors may hold any divisor. The quotient of the smallest integer and -1 does not fit its type: it
-    is the smallest integer again, as in two's complement.
+    Padding lanes of vectors may hold any divisor. The smallest integer divided by -1 does not fit its type: the result
+    wraps around to the smallest integer, as in two's complement.
     """
     if not context.options.checks:
         return mod
@@ -283,7 +283,7 @@ def _divide_safely(division: Any) -> Any:
     safe = type(division)(left, tirx.Select(is_special, one, right))
     if isinstance(division, tirx.Mod | tirx.FloorMod):
         return tirx.Select(is_special, zero, safe)
-    # in unsigned integers, whose additions wrap
+    # negated as an unsigned integer, whose additions wrap around
     flipped = tirx.Cast(f"u{dtype}", left ^ tirx.const(-1, dtype))
     negated = tirx.Cast(dtype, flipped + tirx.const(1, f"u{dtype}"))
     return tirx.Select(is_special, tirx.Select(right == zero, zero, negated), safe)

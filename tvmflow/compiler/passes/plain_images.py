@@ -25,14 +25,14 @@ from tvmflow.graph.resize import Interpolation, Steps
 from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter
 
 # ---------------------------------------------------------------- resizing
-# Tables have the source pixels and weights. One axis is resized after another where that is less work.
+# Tables have the source pixels of each pixel and their weights. Axes are resized one by one if that is less work.
 
 RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 """The operators that resize images and volumes."""
 
-# TVM's nearest mode where a model names none.
+# TVM's rounding for nearest-neighbor resizes whose model names none.
 _DEFAULT_ROUNDING: Final = {"align_corners": "round"}
-# Pixels that repeat at these sizes repeat at all sizes; the last size is beyond any image.
+# A resize that repeats pixels at all these sizes does so at every size; the last one is larger than any image.
 _CHECKED_SOURCES: Final = (2, 3, 37, 65_536)
 _MAX_FACTOR: Final = 8
 
@@ -46,7 +46,7 @@ class Resize(NamedTuple):
 
 
 def as_resize(call: relax.Call) -> Resize | None:
-    """Return the resize that a call is; None for other calls, and for modes without a table."""
+    """Return the description of a resize; None for other calls, and for modes without a table."""
     if ir.operator_name(call) not in RESIZES or not all(map(ir.is_float32, (call, call.args[0]))):
         return None
     source, target, attrs = sizes_of(call.args[0]), sizes_of(call), call.attrs
@@ -86,7 +86,7 @@ def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool
 
 
 def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, Steps]:
-    """Return the steps of pixels along each axis where they are even; if it is dynamic, at all sizes."""
+    """Return axis -> `Steps` for axes with evenly spaced pixels; for dynamic axes, even at all sizes."""
     sources, found = known_sizes(data), dict[int, Steps]()
 
     def find(source: int, size: int) -> Steps | None:
@@ -107,7 +107,7 @@ def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, 
 
 
 class ResizeRewriter(MainRewriter):
-    """Converts the resizes that are left on plain float32 data to kernels with tables."""
+    """Converts the remaining resizes, of plain float32 data, to kernels with tables."""
 
     OPERATORS = RESIZES
 
@@ -119,12 +119,12 @@ class ResizeRewriter(MainRewriter):
         data, last = rewritten.args[0], len(target) - 1
         if not resize.axes:
             return data
-        # without tables, no axis is worth a pass over memory of its own
+        # without tables, an axis is so little work that it is not worth a separate pass over memory
         is_even = len(_find_steps(self, resize, data)) == len(resize.axes)
         if last not in resize.axes or is_even:
             return emit_resize(self, data, resize)
         sizes = dict(zip(resize.axes, resize.sizes, strict=True))
-        # only the innermost axis is not a vector: it comes when there are fewest rows
+        # resizing the innermost axis is not vectorized, so it comes when there are fewest rows
         shrinking = [axis for axis in resize.axes if target[axis] < source[axis]]
         order = shrinking + [axis for axis in reversed(resize.axes) if axis not in shrinking]
         for axis in order:
@@ -134,22 +134,22 @@ class ResizeRewriter(MainRewriter):
 
 
 # ---------------------------------------------------------------- pooling
-# Windows that overlap or reach beyond the image. Each row of a result is computed in two steps: its windows are first
-# reduced along columns, whose neighbors are the lanes of vectors, and then along rows. So 3×3 values take four
-# operations, not eight.
+# Pooling with windows that overlap or reach beyond the image. Each row of a result is computed in two steps: windows are
+# first reduced along columns, with neighboring columns in the lanes of vectors, and then along rows. So 3×3 values take
+# four operations, not eight.
 
 _FLOAT: Final = "float32"
 _KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
 _MAX_ELEMENTS: Final = 1 << 31
-# This many values are reduced along columns before the first of them is read along a row: loading a vector that was
-# just stored as two would stall.
+# This many values are reduced along columns before the first of them is read along a row. A vector loaded along a row
+# spans two stored ones, and would stall if these were stored just before.
 _STRIP: Final = 2048
-# Windows with more rows are reduced in a loop, which is not unrolled; ones with more columns are not rewritten.
+# Windows with more rows are reduced in a loop, which is not unrolled; windows with more columns are not rewritten.
 _MAX_UNROLLED: Final = 16
 
 
 class PoolRewriter(TargetRewriter):
-    """Rewrites pooling of plain data that `find_pool` finds."""
+    """Rewrites pooling of plain data for which `find_pool` returns a description."""
 
     OPERATORS = tuple(_KINDS)
 
@@ -160,7 +160,7 @@ class PoolRewriter(TargetRewriter):
         args = [rewritten.args[0]]
         parameters = {"data": (pool.shape, _FLOAT)}
         if pool.counts_inside:
-            # the factors of windows along a row with whole columns
+            # 1 / (number of values) for each window of a row, where all rows of windows are inside the image
             inverse = 1.0 / (pool.rows.size * pool.columns.counts())
             args.append(relax.const(inverse.astype(np.float32)))
             parameters["inverse"] = ((pool.columns.results,), _FLOAT)
@@ -173,7 +173,7 @@ class PoolRewriter(TargetRewriter):
 
 
 class Window(NamedTuple):
-    """The windows along one axis of data of some extent, with padding before it."""
+    """The pooling windows along one axis; `before` is the padding before the data."""
 
     extent: int
     results: int
@@ -183,7 +183,7 @@ class Window(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The number of positions behind the data that the last window reads."""
+        """The padding after the data: the positions beyond them that the last window reads."""
         return max(0, (self.results - 1) * self.stride + self.size - self.before - self.extent)
 
     @property
@@ -202,9 +202,9 @@ class Pool(NamedTuple):
 
     Attributes:
         kind: `avg` or `max`.
-        outer: The lengths of the axes of samples and channels.
-        rows: The windows along columns.
-        columns: The windows along rows.
+        outer: The numbers of samples and channels.
+        rows: The windows along the height axis.
+        columns: The windows along the width axis.
         counts_inside: Whether an average counts only the values inside the image.
     """
 
@@ -226,7 +226,7 @@ class Pool(NamedTuple):
 
 
 def find_pool(call: relax.Call) -> Pool | None:
-    """Return the pooling of a call; None if TVM's kernel is as fast, without overlaps and padding."""
+    """Return the pooling of a call; None if unsupported, or as fast in TVM (no overlap, no padding)."""
     kind = _KINDS[ir.operator_name(call)]
     source, target, attrs = ir.shape_of(call.args[0]), ir.shape_of(call), call.attrs
     layouts = {str(attrs.layout), str(attrs.out_layout) or "NCHW"}
@@ -242,11 +242,11 @@ def find_pool(call: relax.Call) -> Pool | None:
     if (
         math.prod(pool.shape) >= _MAX_ELEMENTS
         or columns.stride > MAX_STRIDE
-        # few results are not vectors
+        # few results do not fill a vector
         or columns.results < MIN_LANES
         or columns.size > _MAX_UNROLLED
         or any(min(window.counts()) <= 0 for window in windows)
-        # padding counts; the elements beyond it, from rounding sizes up, do not
+        # here, padding counts, but not positions beyond it, which windows read if sizes are rounded up
         or (attrs.ceil_mode and kind == "avg" and not counts_inside)
     ):
         return None
@@ -342,9 +342,9 @@ class _PoolEmitter:
             self._buffers["out"][first + column] = value
 
     def _iterate(self, length: int, *, overlaps: bool = True) -> Iterator[Any]:
-        """Emit a loop over vectors of a row; yield the positions of one.
+        """Emit a loop over vectors of a row; yield the positions of a vector.
 
-        The last vector may overlap the one before it, and compute its values again, or else has fewer.
+        The last vector may overlap the one before it, and repeat its values. Without `overlaps`, the tail is scalar.
         """
         width = min(self._cpu.lanes, 1 << length.bit_length() - 1)
         whole, tail = divmod(length, width)

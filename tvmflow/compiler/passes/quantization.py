@@ -1,4 +1,4 @@
-"""Passes for quantized models: weights stay int8, data between operators are rounded as float32."""
+"""Passes for quantized models: weights stay int8, and data between operators are rounded in float32."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
 BYTES: Final = ("int8", "uint8")
 """The dtypes that dot product instructions multiply."""
-# float32 represents each difference to a zero point of these dtypes exactly.
+# For values of these dtypes, float32 represents each difference to a zero point exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
-# The reciprocals of such scales, and the errors of products with them, are normal numbers.
+# Between these scales, reciprocals, and the errors of products with them, are normal numbers.
 _MIN_SCALE: Final = 2.0**-100
 _MAX_SCALE: Final = 2.0**100
 # The difference of two 8-bit values.
@@ -34,7 +34,7 @@ _EPILOGUE: Final = ir.operators(
 )
 # Operators that move weights, or pad them with zeros.
 _MOVES: Final = ir.operators("reshape permute_dims nn.pad")
-# Products of the same scales differ by their rounding.
+# Products of the same scales may differ by rounding, up to this relative error.
 _SAME_SCALE: Final = 1e-6
 
 
@@ -75,7 +75,7 @@ def read_scale(scale: Any, zero_point: Any) -> tuple[float, int] | None:
 
 
 def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
-    """Return the integers of 8 bits that were converted to data with one scale; None for other data."""
+    """Return the 8-bit integers that were dequantized to data with one scale; None for other data."""
     call = flow.find_call(flow.resolve(data), "relax.dequantize")
     if call is None or not ir.is_float32(call):
         return None
@@ -102,9 +102,9 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> WeightSource | None
 
 
 def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
-    """Return a matrix without its zero point, and that as int32: one for all columns, or one for each.
+    """Return a matrix before its zero point is subtracted, and the zero point.
 
-    For other weights, return them and None.
+    The zero point is int32, one for all columns or one for each. For other weights, return them and None.
     """
     difference = flow.find_call(weights, "relax.subtract")
     zeros = None if difference is None else ir.constant_array(difference.args[1])
@@ -145,9 +145,9 @@ def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
 def scale_accumulators(
     rewriter: MainRewriter, accumulators: Any, weights: Any, shape: list[int], data: QuantizedData
 ) -> Any:
-    """Emit the int32 accumulators of products of data and integer weights as float32.
+    """Emit int32 accumulators of data times integer weights as float32, with data's scale and zero point.
 
-    The first axis of the weights is that of the results. A value for each result is reshaped to `shape`.
+    The first axis of the weights is the axis of the results; sums over the other axes are reshaped to `shape`.
     """
     zero_point = data.zero_point
     if not isinstance(zero_point, int) or zero_point:
@@ -163,7 +163,7 @@ def scale_accumulators(
 
 
 class WeightSource(NamedTuple):
-    """The call that computes weights, and whether its result is a matrix that is transposed afterwards."""
+    """The call that computes weights, and whether its result, a matrix, is transposed afterwards."""
 
     call: Any
     is_transposed: bool
@@ -180,7 +180,7 @@ def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> WeightSource | N
 
 
 class WeightDequantizeFolder(MainRewriter):
-    """Rewrites products with weights s·w to products with the int8 weights w, multiplied by s."""
+    """Rewrites matmuls and convolutions with weights s·w: first with int8 weights w, then times s."""
 
     OPERATORS = tuple(ir.WEIGHT_RANKS)
 
@@ -197,7 +197,7 @@ class WeightDequantizeFolder(MainRewriter):
         scales, is_integer = ir.constant_array(scale), ir.dtype_of(integers) == _WEIGHT_DTYPE
         if not is_integer or not self.flow.is_weight(integers) or scales is None:
             return None
-        # one scale, or one for each result
+        # the scale must be one value, or one for each output channel
         axis = int(is_transposed or (name == _MATMUL and not source.is_transposed))
         shape = ir.known_shape(integers)
         is_along = int(dequantize.attrs.axis) % len(shape) == axis and scales.size == shape[axis]
@@ -240,14 +240,14 @@ class RequantizeFuser(TargetRewriter):
             case "relax.quantize":
                 return self._rewrite_quantize(call)
             case "relax.dequantize":
-                # the quantize is the rounding
+                # the quantize before it was rewritten to rounding, so nothing remains to do
                 return self.visit_expr(call.args[0]) if self._is_rounded(call) else None
             case "relax.add":
                 return self._rewrite_sum(call) if self._keeps_bytes else None
         return self._merge_scales(call)
 
     def _rewrite_quantize(self, call: relax.Call) -> Any:
-        """Return the rounding of float32, or int8 data without a division; None for other tensors."""
+        """Return the float32 data rounded, or quantized without a division; None for other tensors."""
         data, parameters = call.args[0], _find_parameters(call)
         if parameters is None or not ir.is_float32(data) or self.flow.is_weight(data):
             return None
@@ -262,9 +262,9 @@ class RequantizeFuser(TargetRewriter):
         return self.kernel(kernel, name, operands, pattern=None)
 
     def _scale_accumulators(self, data: Any, scale: float) -> list[Any] | None:
-        """Emit the accumulators that are requantized to data, their factors, and their offsets, if any.
+        """Emit the accumulators from which data are computed, their factors and, if any, their offsets.
 
-        None for data that are not scaled accumulators.
+        Factors and offsets are divided by the scale. None for data that are not scaled accumulators.
         """
         factors: list[Any] = []
         offsets: list[Any] = []
@@ -298,7 +298,7 @@ class RequantizeFuser(TargetRewriter):
         return [accumulators, scaled(factors), *(scaled([offset]) for offset in offsets)]
 
     def _add_integers(self, data: Any, bias: Any, factors: Sequence[Any]) -> Any:
-        """Emit integer accumulators plus a bias that was dequantized with their factors; None for others."""
+        """Emit integer accumulators plus an int32 bias dequantized with the same scale; None for others."""
         cast = self._find_cast(data)
         moves, source = self._find_moved(bias)
         known = ir.as_call(source, "relax.dequantize")
@@ -339,7 +339,7 @@ class RequantizeFuser(TargetRewriter):
             weights = value.args[0]
 
     def _merge_scales(self, call: relax.Call) -> Any:
-        """Return integer accumulators times one constant instead of the scales of data and weights."""
+        """Return accumulators times one constant, the product of the scales of data and weights, or None."""
         inner = ir.as_call(self._used_once(call.args[0]), "relax.multiply")
         if inner is None or not ir.is_float32(call) or not self.flow.is_weight(call.args[1]):
             return None
@@ -355,12 +355,12 @@ class RequantizeFuser(TargetRewriter):
         return self.flow.value_if_used_once(self.flow.resolve(var))
 
     def _find_cast(self, data: Any) -> Any:
-        """Return the conversion of int32 that computes data that are used once; None for others."""
+        """Return the cast from int32 that computes data, if data are used once; None for others."""
         cast = ir.as_call(self._used_once(data), "relax.astype")
         return cast if cast is not None and ir.dtype_of(cast.args[0]) == "int32" else None
 
     def _rewrite_sum(self, call: relax.Call) -> Any:
-        """Return a kernel that reads 8-bit values, so that its producer does not convert them."""
+        """Return an addition of quantized operands, so that producers need not dequantize them; or None."""
         sizes = sizes_of(call)
         operands, parameters = [], []
         for argument in call.args:
@@ -388,11 +388,11 @@ class RequantizeFuser(TargetRewriter):
         readers = self.flow.list_readers(call)
         if len(readers) != 1 or ir.operator_name(readers[0]) not in _EPILOGUE:
             return False
-        # fusion appends an operator to the kernel of its data, an addition to that of the first operand
+        # fusion appends an operator to the kernel of its data, and an addition to its first operand's kernel
         data = [value for value in readers[0].args if not self.flow.is_weight(value)]
         if len(data) == 1:
             return True
-        # floats that end a kernel are computed there, as roundings are
+        # operands that are float32 at the end of a kernel are computed there, as roundings are
         computed = []
         for value in map(self.flow.value_if_used_once, data):
             other = self._find_pair(value)
@@ -402,7 +402,7 @@ class RequantizeFuser(TargetRewriter):
         return ir.operator_name(readers[0]) == "relax.add" and pair.same_as(first)
 
     def _find_pair(self, call: Any) -> Any:
-        """Return the quantize that a dequantize reverts, and that nothing else reads; None for others."""
+        """Return the quantize that a dequantize reverts, if nothing else reads it; None for others."""
         if (dequantize := ir.as_call(call, "relax.dequantize")) is None:
             return None
         quantize = self.flow.find_call_used_once(dequantize.args[0], "relax.quantize")
@@ -424,8 +424,8 @@ class Rounding(NamedTuple):
 
     Attributes:
         has_fma: Whether the CPU multiplies and adds with one rounding.
-        by_reciprocal: Whether the quotient is a product with the reciprocal of the scale, which may be off by
-            1 ULP; then it is clamped as an integer.
+        by_reciprocal: Whether values are multiplied by the reciprocal of the scale, which may be off by 1 ULP.
+            Then the quotient is clamped as an integer.
     """
 
     scale: float
@@ -435,9 +435,9 @@ class Rounding(NamedTuple):
     by_reciprocal: bool
 
     def round_to_bits(self, data: Sequence[Any], index: Any, *, at: int) -> Any:
-        """Return the bits of a float whose last ones are the rounded quotient, clamped, plus `at`.
+        """Return the bits of a float32 whose low bits are the rounded, clamped quotient plus `at`.
 
-        Bits of positive values have the order of the values; those of negative values are less.
+        As int32, the bits of positive values have the order of the values, and the bits of negative values are less.
         """
         accumulators, *others = data
         one = [tirx.const(float(np.float32(1) / np.float32(self.scale)), _FLOAT)]
@@ -450,10 +450,10 @@ class Rounding(NamedTuple):
     def divide_clamped(self, x: Any) -> Any:
         """Return x / scale with the rounding of a division, x clamped to the range of the integers.
 
-        A division takes ten times as long as a multiplication. The quotient is a product with the reciprocal of the
-        scale, corrected by its remainder, which one instruction computes without an error (Markstein, "Computation of
-        elementary functions on the IBM RISC System/6000 processor", 1990). Rounded to an integer, a clamped quotient
-        lies within the limits.
+        A division takes ten times as long as a multiplication. So x is multiplied by the reciprocal of the scale, and
+        the quotient is corrected by its remainder, which one FMA computes exactly (Markstein, "Computation of elementary
+        functions on the IBM RISC System/6000 processor", 1990). Rounded, the quotient of a clamped x lies within the
+        limits of the integers.
         """
         divisor, limits = np.float32(self.scale), np.iinfo(self.dtype)
         multiples = (np.float32(int(n) - self.zero_point) for n in (limits.min, limits.max))
@@ -485,14 +485,14 @@ def fake_quantize(data: Sequence[Any], rounding: Rounding) -> Any:
 def quantize(data: Sequence[Any], rounding: Rounding) -> Any:
     """Return the integers round(x / scale) + zero_point, clamped to their dtype.
 
-    The data are a tensor x of float32; or accumulators, and the operands of their quotients: factors and, where there
+    The data are one float32 tensor x. With `by_reciprocal`, they may also be accumulators, their factors and, if there
     are any, offsets.
     """
     zero_point, dtype = rounding.zero_point, rounding.dtype
 
     def element(*index: Any) -> Any:
         if rounding.by_reciprocal:
-            # an odd number would make ties odd
+            # the offset must be even: an odd one would round ties to odd integers
             odd = zero_point % 2
             return (rounding.round_to_bits(data, index, at=zero_point - odd) + odd).astype(dtype)
         quotient = rounding.divide_clamped(data[0](*index))
@@ -503,14 +503,14 @@ def quantize(data: Sequence[Any], rounding: Rounding) -> Any:
 
 
 def read_broadcast(tensor: Any, index: Sequence[Any]) -> Any:
-    """Return the element of a tensor that is broadcast, at a position in the result."""
+    """Return the element of a broadcast tensor at a position in the result."""
     shape = tensor.shape
     positions = zip(shape, index[len(index) - len(shape) :], strict=True)
     return tensor(*(0 if same_size(extent, 1) else position for extent, position in positions))
 
 
 def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -> Any:
-    """Return the sum of two tensors of one shape: floats, or integers with a scale and a zero point each."""
+    """Return the sum of two tensors of one shape: each float32, or integers with scale and zero point."""
 
     def element(*index: Any) -> Any:
         values = []

@@ -1,4 +1,4 @@
-"""Lowers recurrent layers to a matrix product of all time steps, and a kernel that loops over time."""
+"""Lowers recurrent layers to a matmul for all time steps, and a kernel that loops over time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tvmflow.graph.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 from tvmflow.graph.rewriter import MainRewriter
 
 # Hidden units on CPUs are padded to a multiple of this, so that the order of additions does not depend on the
-# vectors.
+# vector length.
 _UNIT_MULTIPLE: Final = 16
-# Sequences at once -> the vectors of units whose accumulators fit the registers.
+# Number of sequences computed together -> how many vectors of units have accumulators that fit the registers.
 _VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
 
 
 def padded_units(hidden: int) -> int:
-    """Return the number of hidden units with those of padding on CPUs."""
+    """Return the number of hidden units on CPUs, including padding."""
     return -(-hidden // _UNIT_MULTIPLE) * _UNIT_MULTIPLE
 
 
@@ -66,7 +66,7 @@ class RecurrentRewriter(TargetRewriter):
         return _Lowering(self, layer, operands, integers).lower(is_gpu)
 
     def _find_integers(self, call: relax.Call) -> tuple[Any, Any] | None:
-        """Return the integers (d·g·h, h) of recurrent weights and the scale of each row; None for others."""
+        """Return int8 recurrent weights (d·g·h, h) and the scale of each row; None for other weights."""
         var = self.flow.resolve(RecurrentOperands(*call.args).recurrent)
         real = self.flow.find_call(var, "relax.dequantize")
         if real is None or not ir.is_float32(real):
@@ -80,11 +80,11 @@ class RecurrentRewriter(TargetRewriter):
         return self.visit_expr(integers), self.visit_expr(scales)
 
     def _find_dots(self, operands: RecurrentOperands, lanes: int) -> Dots | None:
-        """Return the dot products of a layer whose state is rounded; None if products are float32."""
+        """Return the dot products for a layer whose state is rounded; None if it multiplies in float32."""
         cpu, rounding = self._context.cpu, operands.rounding
         array = ir.constant_array(rounding)
         is_rounded = array is not None and array[0] == 0
-        # without a dtype, weights have too many bits for the target's instructions
+        # `dot_dtype` is None if the weights have too many bits for the target's instructions
         if not is_rounded or cpu is None or cpu.dot_dtype is None or lanes % cpu.lanes:
             return None
         return Dots(cpu.dot_dtype, cpu.lanes, cpu.has_pair_dots, cpu.has_quads)
@@ -92,9 +92,9 @@ class RecurrentRewriter(TargetRewriter):
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.
 
-        With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates, more
-        vectors for each are faster, because they share loads of the state. More vectors are also faster for an LSTM
-        with few sequences where multiplicands are lanes: activation functions are computed independently.
+        With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates, several
+        vectors for each gate are faster, because they share loads of the state. On CPUs with by-element FMA, several
+        vectors are also faster for an LSTM with few sequences, because activation functions are computed independently.
         """
         cpu = self._context.cpu
         if cpu is None or operator.kind != "LSTM":
@@ -160,7 +160,7 @@ class _Lowering:
         return relax.Tuple([states, *last])
 
     def _project(self, bias: Any) -> Any:
-        """Return the inputs times their weights, plus biases (d, g, h): (steps, n, d, g, u)."""
+        """Return the inputs times their weights, plus biases (d, g, h), as (steps, n, d, g, u)."""
         layer, operator = self._layer, self._operator
         x = self._operands.x
         if operator.is_batch_first:
@@ -201,7 +201,7 @@ class _Lowering:
         return self._reshape(packed, shape)
 
     def _scales(self) -> Any:
-        """Return the factors of accumulators of integer weights: (d, g, u)."""
+        """Return the factors (d, g, u) of accumulators of integer weights; None for float weights."""
         if self._integers is None:
             return None
         scales = self._integers[1]
@@ -211,7 +211,7 @@ class _Lowering:
         return self._pad_units(scales, [self._operator.directions, self._operator.gates])
 
     def _starts(self) -> Any:
-        """Return initial accumulators that correct for the state's zero point, (d, g, u); None without one."""
+        """Return initial accumulators (d, g, u) that correct for the state's zero point; None without one."""
         dots = self._layer.dots
         if self._integers is None or dots is None or not dots.zero_point:
             return None
@@ -221,7 +221,7 @@ class _Lowering:
         return self._pad_units(moved, [self._operator.directions, self._operator.gates])
 
     def _biases(self) -> tuple[Any, Any]:
-        """Return the sum of the biases (d, g, h), and a GRU's bias of the state's product (d, u)."""
+        """Return the sum of the biases (d, g, h), and a GRU's bias (d, u) of its product with the state."""
         layer, operator = self._layer, self._operator
         directions, gates = operator.directions, operator.gates
         needs_product_bias = operator.kind == "GRU" and operator.resets_product
@@ -237,7 +237,7 @@ class _Lowering:
         product_bias = None
         if needs_product_bias:
             product_bias = self._slice(of_state, 2)
-            # The reset gate does not multiply the other two.
+            # The biases of the other two gates stay in the sum, because the reset gate does not multiply them.
             keep = self._constant(np.reshape([1, 1, 0], (3, 1)))
             of_state = self._emit(relax.op.multiply(of_state, keep))
             product_bias = self._pad_units(product_bias, [directions])
@@ -267,7 +267,7 @@ class _Lowering:
         return tensor
 
     def _constant(self, array: np.ndarray[Any, Any]) -> Any:
-        # without a dtype, TVM would make float64 float32
+        # the dtype is given, because TVM would convert float64 to float32
         return relax.const(array.astype(self._sum_dtype), self._sum_dtype)
 
     def _slice(self, tensor: Any, index: int) -> Any:

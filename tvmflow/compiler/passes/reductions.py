@@ -1,4 +1,4 @@
-"""Kernels for CPUs of reductions, scans and scatters, for which TVM has no schedule or a slow one."""
+"""CPU kernels for reductions, scans and scatters, for which TVM has no schedule or a slow one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tvmflow.graph.rewriter import MainRewriter
 
 # ---------------------------------------------------------------- reductions of whole tensors
 
-# Reductions whose result for all elements is that for the results of rows of equal length. A mean of integers would
-# be rounded, and the product of a row can overflow where that of all elements does not.
+# Reductions that can be computed for rows of equal length first, and then over the results of the rows. The means of
+# rows of integers would be rounded. A row's product of floats may overflow where the product of all elements does not.
 _FLOATS: Final = ("float32", "float64")
 _INTEGERS: Final = ("int32", "int64")
 _SPLIT_DTYPES: Final = {
@@ -30,7 +30,7 @@ _SPLIT_DTYPES: Final = {
     "relax.prod": _INTEGERS,
 }
 _MIN_ELEMENTS: Final = 2048
-# Up to this length, the rule for rows reduces a single row as fast.
+# Up to this length, the schedule for rows reduces a single row as fast.
 _MAX_SINGLE_ROW: Final = 1 << 16
 _MIN_ROW: Final = 64
 _MAX_ROW: Final = 8192
@@ -39,7 +39,7 @@ _WHOLE_VECTORS: Final = 64
 
 
 class ReductionSplitter(MainRewriter):
-    """Splits reductions of a large tensor to one value in two: rows on all cores, then the few results."""
+    """Splits reductions of a large tensor to one value: rows on all cores first, then their results."""
 
     OPERATORS = tuple(_SPLIT_DTYPES)
 
@@ -66,7 +66,7 @@ class ReductionSplitter(MainRewriter):
 
 
 def _choose_axes(shape: Sequence[int]) -> list[int] | None:
-    """Return the last axes if they are rows, so that kernels before the reduction can be fused with it."""
+    """Return the last axes if they form rows, so that earlier kernels can fuse with it; else None."""
     for first in reversed(range(1, len(shape))):
         row = math.prod(shape[first:])
         if row >= _MIN_ROW:
@@ -76,7 +76,7 @@ def _choose_axes(shape: Sequence[int]) -> list[int] | None:
 
 
 def _choose_row(elements: int) -> int | None:
-    """Return the row length into which elements can be divided, of whole vectors if possible."""
+    """Return a row length that divides the elements, of whole vectors if possible, or None."""
 
     def rate(row: int) -> tuple[bool, float]:
         return row % _WHOLE_VECTORS != 0, abs(math.log(row / _GOOD_ROW))
@@ -87,18 +87,18 @@ def _choose_row(elements: int) -> int | None:
 
 # ---------------------------------------------------------------- argmax and argmin
 # TVM reduces (index, value) pairs one value at a time. Here, each lane keeps its first maximum so far, and its index.
-# The last vector of a row overlaps the one before it: a value in two lanes has the same index in both.
+# The last vector of a row may overlap the vector before it, since a value in two lanes has the same index in both.
 
-# The operator -> whether it returns the index of the maximum.
+# Operator -> whether it returns the index of the maximum.
 ARGREDUCTIONS: Final = {"relax.argmax": True, "relax.argmin": False}
 COMPARED_DTYPES: Final = {"float32": "float32", "int32": "int32", "int8": "int32", "uint8": "int32"}
-"""The dtype of data -> that in which they are compared."""
-# LLVM makes vectors of the unrolled comparisons of shorter rows.
+"""The dtype of data -> the dtype in which they are compared."""
+# For shorter rows, LLVM unrolls the comparisons and vectorizes them itself.
 _MIN_LENGTH: Final = 16
-# The bits of a float32 value but its sign, and of infinity.
+# The bits of a float32 value without the sign, and the bits of infinity.
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITY: Final = 0x7F800000
-# This many vectors are compared independently, if a row has several times as many.
+# Up to this many vectors are compared independently, if a row has enough vectors for several steps.
 _MAX_WIDTH: Final = 4
 _MIN_STEPS: Final = 4
 
@@ -155,7 +155,7 @@ class ArgReduceRewriter(TargetRewriter):
 
 
 def has_vectors(length: int, lanes: int) -> bool:
-    """Return whether rows of this length are compared in vectors of this many lanes."""
+    """Return whether rows of this length are compared in vectors of `lanes`."""
     return max(_MIN_LENGTH, lanes) <= length < 1 << 31
 
 
@@ -165,7 +165,7 @@ class ArgReduction(NamedTuple):
     Attributes:
         shape: The shape of the data; all but the length of rows may be dynamic.
         rows: The number of rows, which may be dynamic.
-        typical: The approximate number of elements.
+        typical: The number of elements, with tuning sizes in place of dynamic ones.
         result_dtype: The dtype of the indices; None if they are not a result.
         has_values: Whether the values are a result, before the indices.
         orders_nan: Whether NaN is greater than every other value; else it is skipped.
@@ -190,14 +190,14 @@ class ArgReduction(NamedTuple):
         """Return the key by which a value is compared."""
         if not self.orders_nan or self.dtype != "float32":
             return tirx.Cast(self.compared_dtype, value)
-        # unbound expressions: with dynamic shapes, a vectorized loop may have no bindings
+        # without bindings, which a vectorized loop must not have if shapes are dynamic
         bits = tirx.reinterpret("int32", value)
         magnitude = bits & _MAGNITUDE
         signed = tirx.Select(bits < 0, 0 - magnitude, magnitude)
         return tirx.Select(magnitude > _INFINITY, tirx.const(_MAGNITUDE, "int32"), signed)
 
     def is_beyond(self, a: Any, b: Any) -> Any:
-        """Return whether the first of two keys is chosen over the second."""
+        """Return whether key `a` is strictly better than key `b`: greater for argmax, less for argmin."""
         return a > b if self.is_largest else a < b
 
 
@@ -206,7 +206,7 @@ def make_argreduce_kernel(
 ) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data, then the values and indices, of shape `result`.
 
-    The first of equal values wins. The index in a row of only NaN is 0. Vectors have `lanes` of 32 bits.
+    The first of equal values wins. The index for a row of only NaN is 0. Vectors have `lanes` of 32 bits.
     """
     parameters = {"data": (reduction.shape, reduction.dtype)}
     if reduction.has_values:
@@ -292,7 +292,7 @@ class ScanRewriter(TargetRewriter):
         lanes = self._cpu.lanes
 
         def emit_columns(buffers: Sequence[Any], start: Any, count: int) -> None:
-            """Emit the operation on adjacent columns from `start` on."""
+            """Emit the scan of `count` adjacent columns from `start` on."""
             source, out = buffers
             totals = allocate_registers(count, dtype=dtype)
             for column in iterate_vectors(count, lanes):
@@ -328,7 +328,7 @@ def parallel_loop(extent: IrSize, cores: int, elements: int) -> Any:
 
 
 # ---------------------------------------------------------------- scatters
-# Rows of a tensor that are replaced, or combined with others, at computed indices.
+# Rows of a tensor, at computed indices, are replaced by updates or combined with them.
 
 _COMBINATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "update": lambda _, update: update,
@@ -364,7 +364,7 @@ class ScatterRewriter(TargetRewriter):
             return None
         rows, width = math.prod(shape[:depth]), math.prod(shape[depth:])
         is_large = width * math.prod(typical[1][:-1]) >= MIN_PARALLEL_ELEMENTS
-        # parts of whole vectors
+        # columns are divided among cores in whole vectors
         counts = range(self._cpu.cores if is_large else 1, 0, -1)
         parts = next(n for n in counts if n == 1 or not width % (n * lanes))
         parameters = {
@@ -375,12 +375,12 @@ class ScatterRewriter(TargetRewriter):
         }
         with (
             define_flat_kernel("scatter", parameters) as (builder, buffers),
-            # each core has some columns of all updates, so that updates of one row need no atomic operations
+            # each core applies all updates to its own columns, so that no atomic operations are needed
             loop_over(parts, parts > 1) as part,
         ):
             source, positions, new, out = buffers
             start, count = part * (width // parts), width // parts
-            # all columns of a row are contiguous with those of the next one
+            # without a division of columns, all rows are contiguous and copied as one
             row_count, row = (1, rows * width) if count == width else (rows, count)
             with T.serial(row_count) as i:
                 for column in iterate_vectors(row, lanes):

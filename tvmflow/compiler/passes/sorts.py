@@ -49,7 +49,7 @@ class SortRewriter(TargetRewriter):
         if sizes:
             return None
         if self._context.is_mixed():
-            # no threads of the device
+            # runs on the host: without this mark, the kernel would be bound to the device's threads
             function = function.with_attrs(ir.SCHEDULED)
         variable = self.builder_.add_func(function, "sort")
         types = [relax.TensorType(sort.result_shape, dtype) for dtype in sort.result_dtypes]
@@ -58,7 +58,7 @@ class SortRewriter(TargetRewriter):
 
 
 def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
-    """Return the sort of rows of fixed length that an operator computes; None without a kernel."""
+    """Return the sort that an operator computes; None for a dynamic row length or another dtype."""
     name, attrs, data = ir.operator_name(call), call.attrs, call.args[0]
     shape, typical = sizes_of(data), numbers.shape(data)
     if not shape or not typical:
@@ -87,30 +87,30 @@ def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
 #
 # An element becomes a *word*: an unsigned integer whose high bits are its key, in the wanted order, and whose low bits
 # are its index in the row. No two words of a row are equal, so any sort of words is stable. NaN is greater than every
-# other value, as in numpy and PyTorch, and -0.0 equals 0.0. Words of one integer are compared in one instruction; keys
+# other value, as in numpy and PyTorch, and -0.0 equals 0.0. Single-integer words are compared by one instruction; keys
 # of 64 bits need a second integer for the index.
 #
 # Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming 3, 5.3.4), then
-# merged pairwise from both ends at once, as in quadsort: two runs of equal length never run out, and the two ends are
-# computed in parallel. For a small k, each next word is the vectorized minimum of the words greater than the last one.
+# merged pairwise from both ends at once, as in quadsort: neither end can exhaust a run, and both are computed in
+# parallel. For a small k, each next word is the vectorized minimum of the words greater than the previous one.
 
-# Runs of more than this many words are merged from shorter ones.
+# Runs up to this many words are sorted by a network; longer ones are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# At most this many words are selected one by one, from a row with several times as many. LLVM vectorizes these loops,
-# but unrolls those over shorter rows. There, selection must read fewer vectors than a sort costs, as measured.
+# At most this many words are selected one by one. LLVM vectorizes the loops over rows from a minimum length, and unrolls
+# loops over shorter rows. There, selection must read fewer vectors than a sort costs; the costs were measured.
 _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
 _VECTORS_PER_WORD: Final = 1.5
-# Candidates are first gathered from longer rows. Narrow vectors hold few words, and most have no 64-bit minimum.
+# From longer rows, candidates are gathered first. Narrow vectors hold few words, and most have no 64-bit minimum.
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4
-# The elements that are tested together for one among the first k.
+# The elements that are tested together: does any of them belong to the first k?
 _BLOCK: Final = 64
-# Selecting k elements of a row that is shorter than this many times k costs more than sorting it.
+# If a row is shorter than this times k, sorting it costs less than selecting k elements.
 _MIN_ROW_FOR_SELECTION: Final = 4
-# The vectors of columns that are computed together for k = 1.
+# The vectors of columns that are computed together for k = 1; fewer for a larger k.
 _COLUMN_VECTORS: Final = 4
 _COLUMN_DTYPES: Final = frozenset(
     ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
@@ -132,9 +132,9 @@ class Sort(NamedTuple):
         shape: The shape of the data, in which all axes but the sorted one may be dynamic.
         typical: The same with tuning sizes in place of dynamic ones.
         axis: The axis, not negative.
-        k: The number of the first elements that are the result.
+        k: How many elements of each sorted row are returned.
         has_values: Whether the sorted elements are a result.
-        index_dtype: The dtype of their indices in the data, which follow the values; None without them.
+        index_dtype: The dtype of the elements' indices, the last result; None if these are not a result.
     """
 
     shape: tuple[IrSize, ...]
@@ -148,7 +148,7 @@ class Sort(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The elements of a row."""
+        """The number of elements of a row."""
         return self.typical[self.axis]
 
     @property
@@ -215,12 +215,12 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
 
 
 # ---------------------------------------------------------------- columns
-# The first few along another axis than the last: the elements of a row are lanes of vectors, and a lane
+# The first few elements along an axis that is not the last: neighboring columns are lanes of vectors, and a lane
 # keeps the first values of its column so far, in order.
 
 
 def _selects_in_columns(sort: Sort) -> bool:
-    """Return whether the first few along an axis are found for vectors of columns."""
+    """Return whether the first few elements along an axis are found for vectors of columns."""
     inner = sort.shape[sort.axis + 1 :]
     has_vectors_of_columns = not any(map(is_dynamic, inner)) and math.prod(inner) >= MIN_LANES
     return has_vectors_of_columns and sort.k <= _MAX_LEAST and sort.dtype in _COLUMN_DTYPES
@@ -247,11 +247,11 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
         first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
 
         def insert(index: Any, *, filled: int) -> None:
-            """Emit the insertion of the element of each column at `index` among the `filled` first ones."""
+            """Emit the insertion of each column's element at `index` into its `filled` first elements."""
             with T.vectorized(width) as lane:
                 new_key[lane] = tirx.Cast("uint32", order.key(load(index, lane)))
             new_index = tirx.Cast("int32", index)
-            # from the end, so that each one is read before it is replaced
+            # from the end, so that each element is read before it is replaced
             for position in reversed(range(min(filled + 1, sort.k))):
                 for kept in (first, keys):
                     with T.vectorized(width) as lane:
@@ -286,7 +286,7 @@ Word = tuple[Any, ...]
 
 
 class Order:
-    """The order of the elements of a row of some length, on a CPU whose vectors have `lanes` of 32 bits."""
+    """The order of a row's elements, as words, on a CPU whose vectors have `lanes` of 32 bits."""
 
     def __init__(
         self, dtype: str, length: int, descending: bool, lanes: int = _NARROW_LANES
@@ -312,7 +312,7 @@ class Order:
         return ~key if self._descending else key
 
     def _float_key(self, pattern: Any, sign: Any) -> Any:
-        """Return the key of a float's bits: greater values have greater ones."""
+        """Return the key of a float's bits: greater values have greater keys."""
         bits, dtype, mantissa = _BITS[self._dtype], self.key_dtype, _MANTISSA_BITS[self._dtype]
         magnitude = pattern & tirx.const((1 << (bits - 1)) - 1, dtype)
         infinity = tirx.const(((1 << (bits - 1 - mantissa)) - 1) << mantissa, dtype)
@@ -334,7 +334,7 @@ class Order:
         return tirx.Cast("int32", word[1] if len(word) > 1 else word[0] & mask)
 
     def word_lanes(self, size: int) -> int:
-        """Return how many words of one integer, of some in a loop, are compared at once."""
+        """Return how many words a vector of the search has; 1 if LLVM vectorizes the loop over `size`."""
         if size >= _MIN_ROW_FOR_LOOP:
             return 1
         return max(self._lanes * 32 // int(self.dtypes[0][4:]), 1)
@@ -355,7 +355,7 @@ class Order:
 
 
 class _Row(NamedTuple):
-    """The elements of a row by index, and their order."""
+    """The order of a row's elements, and a function that returns an element by index."""
 
     order: Order
     element: Callable[[Any], Any]
@@ -385,7 +385,7 @@ class Words(NamedTuple):
             T.buffer_store(buffer, part, [index])
 
     def fill(self, start: Any, end: Any, word: Callable[[Any], Word]) -> None:
-        """Emit words at the positions of a range."""
+        """Emit a loop that sets the words at positions from `start` to before `end`."""
         with T.serial(end - start) as offset:
             self[start + offset] = word(start + offset)
 
@@ -397,7 +397,7 @@ class Variable(NamedTuple):
 
     @classmethod
     def allocate(cls, value: Any) -> Variable:
-        """Emit a variable with a first value."""
+        """Emit a variable with an initial value."""
         variable = cls(T.alloc_buffer((1,), str(value.ty.dtype), scope="local"))
         variable.set(value)
         return variable
@@ -432,7 +432,7 @@ def _select(condition: Any, a: Word, b: Word) -> Word:
 
 
 def _split_size(size: int) -> tuple[int, int]:
-    """Return the length of a sorted run and the number of merge passes for `size` words, rounded up."""
+    """Return the length of a run, rounded up, and the number of merge passes for `size` words."""
     passes = 0
     while size > _MAX_NETWORK << passes:
         passes += 1
@@ -440,13 +440,13 @@ def _split_size(size: int) -> tuple[int, int]:
 
 
 def _padded_size(size: int) -> int:
-    """Return the number of words in whole runs."""
+    """Return `size` rounded up to whole runs of words."""
     run, passes = _split_size(size)
     return run << passes
 
 
 def _emit_whole_sort(sort: Sort, row: _Row) -> Words:
-    """Emit the sort of a row, or the selection of few of its words; return them in order."""
+    """Emit the sort of a row, or a search for its first few words; return the words in order."""
     order, length = row.order, sort.length
     finds_least = _finds_least(order, length, sort.k)
     room = order.whole_vectors(length) if finds_least else _padded_size(length)
@@ -461,7 +461,7 @@ def _emit_whole_sort(sort: Sort, row: _Row) -> Words:
 def _emit_selection(sort: Sort, row: _Row) -> Words:
     """Emit the selection of the first words of a row; return them in order.
 
-    Words that come before the last of the first ones so far are gathered, sorted and merged with these.
+    Words that come before the last of the `k` first ones so far are gathered, sorted and merged with these.
     """
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
@@ -495,7 +495,7 @@ def _emit_selection(sort: Sort, row: _Row) -> Words:
 
 
 def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> None:
-    """Emit the first `count` words of two sorted lists of at least this many."""
+    """Emit the first `count` words of two merged lists; each list is sorted and at least as long."""
     taken = Variable.allocate(_ZERO)
     with T.serial(count) as k:
         a, b = bind(left[taken.get()]), bind(right[k - taken.get()])
@@ -505,7 +505,7 @@ def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> N
 
 
 def _finds_least(order: Order, size: int, count: int) -> bool:
-    """Return whether the first of some words are found one by one, which is faster than to sort all."""
+    """Return whether finding the first `count` of `size` words one by one is faster than sorting all."""
     if count > _MAX_LEAST or len(order.dtypes) > 1:
         return False
     vectors = count * -(-size // order.word_lanes(size))
@@ -513,25 +513,25 @@ def _finds_least(order: Order, size: int, count: int) -> bool:
 
 
 def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
-    """Emit the search for the first of some words of one integer, padded by last ones to whole vectors.
+    """Emit the search for the first `count` words; return them in order.
 
-    Return these words in order.
+    Words are single integers, padded with sentinels to whole vectors.
     """
     (last,), width = order.last(), order.word_lanes(size)
     first = Words.allocate(order, count)
-    # no differences, which TVM tells LLVM do not wrap around
+    # words are compared with `start`, not subtracted: TVM tells LLVM that differences do not wrap around
     start = Variable.allocate(tirx.const(0, order.dtypes[0]))
     with T.serial(count) as k:
         begin = T.Bind(start.get())
         found = T.Bind(_search(words, size, width, begin, last))
         first[k] = (found,)
-        # if there are no more, the last word follows itself
+        # if there are no more words, the sentinel is found again
         start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
     return first
 
 
 def _search(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
-    """Emit the search for the least word that is not below another one, in vectors; return it."""
+    """Emit the search for the least word that is at least `begin`, in vectors; return it."""
     if width == 1:
         variable = Variable.allocate(last)
         with T.serial(size) as position:
@@ -562,8 +562,8 @@ def _emit_sort(order: Order, words: Words, size: int) -> Words:
 
 
 def _emit_merge(source: Words, target: Words, base: Any, run: int) -> None:
-    """Emit the merge of adjacent runs: the smaller half from their starts, the greater from their ends."""
-    # how many words of either half come from the left run
+    """Emit the merge of two runs: the smaller half from their starts, the greater from their ends."""
+    # how many words of each half come from the left run
     low, high = Variable.allocate(_ZERO), Variable.allocate(_ZERO)
     end = base + run - 1
     with T.serial(run) as k:

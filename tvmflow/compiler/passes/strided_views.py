@@ -20,11 +20,11 @@ _Array = np.ndarray[Any, Any]
 _VIEWS: Final = ir.operators(
     "reshape expand_dims squeeze permute_dims broadcast_to take strided_slice"
 )
-"""The operators whose results are read in their operands, where these have strides."""
+"""Operators whose results can be read from their operands through strides."""
 
 
 class MatrixView(NamedTuple):
-    """Matrices in a variable or a constant, and scalar factors, each with whether it is a divisor."""
+    """Matrices in a variable or a constant, and (scalar, whether it divides) pairs that scale them."""
 
     tensor: Any
     matrices: StridedMatrices
@@ -34,10 +34,10 @@ class MatrixView(NamedTuple):
 def find_view(
     flow: ir.DataFlow, expr: Any, batch: Sequence[IrSize], *, with_factors: bool = False
 ) -> MatrixView | None:
-    """Return the most distant producer of an expression that can be read in its place.
+    """Return a view of the earliest tensor in the chain of producers that can be read in its place.
 
     The expression has rank 2 or more; its outer axes are broadcast to `batch`. With `with_factors`, multiplications
-    by scalars are moved out of the view.
+    and divisions by scalars become factors of the view.
     """
     found: list[tuple[Any, list[Any], tuple[Any, ...]]] = [(expr, [], ())]
     while (step := _find_source(flow, found[-1][0], with_factors)) is not None:
@@ -54,7 +54,7 @@ def find_view(
 
 
 def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
-    """Return the view of a tensor after some calls, the last one first; None without strides or elements."""
+    """Return the view after `calls` (the last one first); None if it has no strides or no elements."""
     shapes = [sizes_of(expr) for expr in (tensor, *reversed(calls))]
     if any(shape is not None and 0 in shape for shape in shapes):
         return None
@@ -69,7 +69,7 @@ def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView
 def _view_of_call(
     flow: ir.DataFlow, call: Any, view: StridedView, before: Any, after: Sequence[IrSize]
 ) -> StridedView | None:
-    """Return the view after a call, whose sizes are known before and after it."""
+    """Return the view after a call, given the sizes before and after it; None if it has no strides."""
     if isinstance(call, relax.TupleGetItem):
         split: Any = flow.values[call.tuple_value]
         read = functools.partial(read_split, split, index=call.index)
@@ -105,7 +105,7 @@ def _cut(
     axis %= len(sizes)
     if is_dynamic(sizes[axis]):
         return None
-    # other axes have all their positions, since the function may select some of these, too
+    # other axes keep their sizes, because the function may also select positions along them
     shape = [1 if is_dynamic(size) else size for size in sizes]
     try:
         positions = list_positions(read, shape, axis)
@@ -119,7 +119,7 @@ def _cut(
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
-    """Return the tensor that an expression reads, its call, and a factor; None at the end of a chain."""
+    """Return the tensor an expression reads, its call or None, its factor or None; None at the end."""
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
         return value, None, None
@@ -151,7 +151,7 @@ _INDEX_OPERATORS: Final = ir.operators("add less take where shape_to_tensor")
 
 
 def _find_integer(flow: ir.DataFlow, expr: Any) -> int | None:
-    """Return an index that constants and static shapes determine."""
+    """Return an index if constants and static shapes determine it, else None."""
     value = _evaluate(flow, expr)
     return int(value.reshape(())) if value is not None and value.size == 1 else None
 

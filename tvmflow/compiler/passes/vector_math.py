@@ -1,8 +1,8 @@
-"""Vectorized exp, sigmoid, tanh, erf, sines, arcs, logarithms, powers and quotients of float32.
+"""Vectorized float32 exp, sigmoid, tanh, erf, (inverse) trigonometry, logs, powers and quotients.
 
 LLVM would call libm for each lane. The error is at most 8 ULP over the whole range (2 for `exp`, `log`, and `sin` and
-`cos` below 2³¹; 3 for `asin`, `acos` and `atan`). Infinities and NaN are those of IEEE 754, and denormals too, except
-for `exp`: this is not fast-math.
+`cos` below 2³¹; 3 for `asin`, `acos` and `atan`). This is not fast-math: infinities and NaN follow IEEE 754, and so do
+denormals, except for `exp`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def vectorize_math(
         mod: The kernels.
         has_few_units: Whether divisions by constants become multiplications, as on 64-bit Arm, which has few units for
             division.
-        divides_slowly: Whether quotients within the functions are products with reciprocals. Those of the model stay.
+        divides_slowly: Whether these functions multiply by reciprocals instead of dividing. The model's divisions stay.
     """
     if has_few_units:
         mod = ir.rewrite_kernels(mod, _multiply_by_inverses)
@@ -41,7 +41,7 @@ def vectorize_math(
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
-# Steps with an error of one ULP, besides conversions to integers.
+# Functions that turn an error of one ULP into a step of 1, as conversions to integers do.
 _ROUNDINGS: Final = frozenset(
     f"tirx.{name}" for name in ("ceil", "floor", "nearbyint", "round", "trunc")
 )
@@ -50,7 +50,7 @@ _ROUNDINGS: Final = frozenset(
 def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel in which divisions by constants are multiplications by their inverses.
 
-    These may be off by one ULP. A division takes as long as 14 multiplications. Kernels that round values keep it.
+    A division takes as long as 14 multiplications. Products may be off by one ULP, so kernels that round keep divisions.
     """
 
     def multiply(quotient: Any) -> Any:
@@ -58,7 +58,7 @@ def _multiply_by_inverses(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
         if str(quotient.ty.dtype) != _FLOAT or not isinstance(divisor, tirx.FloatImm):
             return quotient
         size = abs(float(divisor))
-        # the inverses of others may not be normal numbers
+        # the inverses of other divisors may not be normal numbers
         if not _MIN_NORMAL <= size <= 1 / _MIN_NORMAL:
             return quotient
         return quotient.a * _const(1 / float(divisor))
@@ -84,7 +84,7 @@ def _const(value: float) -> Any:
 
 
 def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
-    """Return a polynomial in Horner's form; `coefficients` begin with the highest power."""
+    """Return a polynomial evaluated by Horner's method; `coefficients` begin with the highest power."""
     value = _const(coefficients[0])
     for coefficient in coefficients[1:]:
         value = value * x + _const(coefficient)
@@ -97,12 +97,12 @@ def _is_nan(x: Any) -> Any:
 
 
 def _magnitude(x: Any) -> Any:
-    """Return the bits of a value without its sign: integers in the order of the values, NaN last."""
+    """Return the bits of a value without its sign: int32 in the order of the magnitudes, NaN last."""
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
 def _let(value: Any, body: Callable[[Any], Any]) -> Any:
-    """Return `body` of a value that it uses more than once."""
+    """Return `body(value)`, with the value bound to a name because `body` uses it more than once."""
     var = tirx.Var("m", _FLOAT)
     return tirx.Let(var, value, body(var))
 
@@ -119,7 +119,7 @@ class _Lets:
         return self._values[-1][0]
 
     def within(self, body: Any) -> Any:
-        """Return an expression that uses the names."""
+        """Return an expression that uses the names, wrapped in their definitions."""
         for var, value in reversed(self._values):
             body = tirx.Let(var, value, body)
         return body
@@ -139,27 +139,27 @@ _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
 def _exp(x: Any) -> Any:
     """Return eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2; results below 2⁻¹²⁶ are 0.
 
-    Exponents are rounded by adding 1.5·2²³, and added to those of eʳ: not all CPUs round and convert as fast as they
-    add. The exponentials of masked scores would be denormals, which CPUs compute slowly.
+    Adding 1.5·2²³ rounds x / ln 2 to n, which is added to the exponent of eʳ: not all CPUs round and convert as fast as
+    they add. Without zeros, exponentials of masked scores would be denormals, which CPUs compute slowly.
     """
     outer, inner = _Lets(), _Lets()
     x = outer(x)
     v = inner(tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT)))
-    # TVM would simplify (a + b) - b, were it not for the bits
+    # reinterpreted as bits, because TVM would simplify (a + b) - b to a
     power = v * _const(math.log2(math.e)) + _const(ROUNDING)
     bits = inner(tirx.reinterpret("int32", power), "int32")
     n = inner(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING))
     rest = v - n * _const(_LN2[0]) - n * _const(_LN2[1])
     value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
     scaled = tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
-    # a product that overflows: TVM writes no infinity in C
+    # infinity as a product that overflows, because TVM cannot write infinity in C
     beyond = x * _const(_GREATEST)
     value = tirx.Select(x > _const(_GREATEST_EXPONENT), beyond, inner.within(scaled))
     value = tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
     return outer.within(tirx.Select(_is_nan(x), x, value))
 
 
-# Rounded to a power of two, e raised to it is 2⁻¹²⁷.
+# The exponent for which eˣ, rounded to a power of two, is 2⁻¹²⁷.
 _VANISHING_EXPONENT: Final = -88.0
 
 
@@ -170,9 +170,9 @@ def exp_of_negative(x: Any) -> Any:
     """
     lets, least = _Lets(), _const(_VANISHING_EXPONENT)
     x = lets(x)
-    # this way round, NaN stays
+    # with the operands in this order, NaN stays NaN
     v = lets(tirx.Select(x < least, least, x))
-    # 127 more is the exponent of a float, in its bits; TVM would simplify (a + b) - b, were it not for the bits
+    # n + 127 is the biased exponent of a float; it is read from bits, because TVM would simplify (a + b) - b to a
     rounding = _const(ROUNDING + 127)
     bits = lets(tirx.reinterpret("int32", v * _const(math.log2(math.e)) + rounding), "int32")
     n = tirx.reinterpret(_FLOAT, bits) - rounding
@@ -213,7 +213,7 @@ def _log(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """Return ln(1 + x) = ln u · x / (u − 1) with u = 1 + x, whose rounding cancels.
+    """Return ln(1 + x) = ln u · x / (u − 1) with u = 1 + x; the rounding error of u cancels.
 
     Source: Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", theorem 4.
     """
@@ -229,7 +229,7 @@ _MAX_PRODUCTS: Final = 8
 
 
 def _constant_power(call: Any, exponent: float) -> Any:
-    """Return xⁿ as products for small integers n, as roots for ±½ and ±¾; the call itself for others."""
+    """Return xⁿ as products for small integers n, as roots for ±½ and ±¾; the call itself for other n."""
     if abs(exponent) == 0.5:
         value = tirx.sqrt(call.args[0])
     elif abs(exponent) == 0.75:
@@ -242,7 +242,7 @@ def _constant_power(call: Any, exponent: float) -> Any:
 
 
 def _root_of_cube(x: Any) -> Any:
-    """Return x^¾ = √x·√√x, with an error of at most 3 ULP; that of -∞ is ∞."""
+    """Return x^¾ = √x·√√x, with an error of at most 3 ULP; ∞ for -∞."""
     positive = tirx.Select(x == _const(-_INFINITY), _const(_INFINITY), x)
     return _let(tirx.sqrt(positive), lambda root: root * tirx.sqrt(root))
 
@@ -275,16 +275,16 @@ _ERF_DENOMINATOR: Final = (
 Divide = Callable[[Any, Any], Any]
 """Dividend, divisor -> their quotient."""
 
-# This minus the bits of a value are those of its reciprocal, within an eighth of it.
+# This constant minus the bits of a value gives the bits of its reciprocal, with a relative error of at most 1/8.
 _RECIPROCAL_BITS: Final = 0x7EF311C3
 # Each step of Newton's method squares the error: 0.12, 0.015, 2e-4, 5e-8.
 _RECIPROCAL_STEPS: Final = 3
-# The reciprocals of larger values are not normal numbers, and 0 here.
+# The reciprocals of larger values are not normal numbers; they are taken as 0.
 _GREATEST_DIVISOR: Final = 2.0**126
 
 
 def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient within two ULP, by a divisor that is NaN or at least 2⁻¹²⁵ in size."""
+    """Return a quotient with an error of at most 2 ULP; the divisor is NaN or at least 2⁻¹²⁵ in size."""
     lets = _Lets()
     d = lets(divisor)
     bits = tirx.const(_RECIPROCAL_BITS, "int32") - tirx.reinterpret("int32", d)
@@ -308,7 +308,7 @@ def _rational(
             return v * divide(_polynomial(s, numerator), _polynomial(s, denominator))
 
         value = _let(v * v, evaluate)
-        # a rounding error of the quotient would be large in a product with a large value
+        # exactly ±1 from the limit on: the quotient's rounding error times a large value would be large
         value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
         value = tirx.Select(v >= _const(limit), _const(1.0), value)
         return outer.within(tirx.Select(_is_nan(x), x, inner.within(value)))
@@ -346,7 +346,7 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
         quarter = lets(tirx.Cast(_FLOAT, quarter))
 
         def series(z: Any) -> Any:
-            # a product, which has the sign of a zero
+            # r times a factor, so that the sine of -0 is -0
             sine = r * (_const(1.0) + z * _polynomial(z, _SINE))
             cosine = _const(1.0) - (z * _const(0.5) - z * z * _polynomial(z, _COSINE))
             is_odd = tirx.any(quarter == _const(1.0), quarter == _const(3.0))
@@ -362,26 +362,26 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
 
 
 # ---------------------------------------------------------------- inverse functions
-# After Cephes' asinf and atanf: the values of |x|, with the sign of x.
+# After Cephes' asinf and atanf: functions of |x|, whose result gets the sign of x.
 
 _ASIN_SERIES: Final = (
     *(4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1),
 )
 _ATAN_SERIES: Final = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
-# As float32 this is larger than π/2 by the second value, and π by twice that.
+# π/2 as float32, and by how much that is larger than π/2. For π, both are twice as large.
 _HALF_TURN: Final = (1.5707963705062866, 4.371139000186241e-8)
 
 
 def _with_sign_of(x: Any, size: Any) -> Any:
-    """Return a value without a sign with the sign of another one, also of a zero."""
+    """Return `size`, which is not negative, with the sign of `x`, also of -0."""
     sign = tirx.reinterpret("int32", x) & tirx.const(-(2**31), "int32")
     return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", size) | sign)
 
 
 def _arc(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
-    """Return `combine` of x, of whether |x| > ½, and of asin |x|, or asin of the root, as a function.
+    """Return the function combine(x, |x| > ½, angle), where the angle is asin |x|, or asin of a root.
 
-    For |x| > ½, asin |x| = π/2 − 2·asin √((1 − |x|) / 2). Beyond 1 the root is NaN.
+    For |x| > ½, asin |x| = π/2 − 2·asin √((1 − |x|) / 2); the angle is the asin of this root. Beyond 1 the root is NaN.
     """
 
     def function(x: Any) -> Any:
@@ -411,7 +411,7 @@ def _combine_acos(x: Any, is_large: Any, angle: Any) -> Any:
 
 
 def _atan(x: Any) -> Any:
-    """Return atan |x| = b + atan t with |t| ≤ tan π/8 and b = 0, π/4 or π/2, and the sign of x."""
+    """Return atan x: atan |x| = b + atan t, |t| ≤ tan π/8 and b = 0, π/4 or π/2, with the sign of x."""
 
     def evaluate(size: Any) -> Any:
         def choose(large: Any, middle: Any, small: Any) -> Any:
@@ -425,7 +425,7 @@ def _atan(x: Any) -> Any:
         def series(t: Any) -> Any:
             return base + (_let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
 
-        # one division instead of two
+        # numerator and denominator are chosen first, so that one division is enough
         return _let(choose(_const(-1.0), size - one, size) / choose(size, size + one, one), series)
 
     def function(x: Any) -> Any:
@@ -436,7 +436,7 @@ def _atan(x: Any) -> Any:
 
 
 def _functions(divide: Divide) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the functions by operator, with one of the ways to compute quotients."""
+    """Return operator -> function; `divide` computes the quotients in the functions."""
     return {
         "tirx.exp": _exp,
         "tirx.log": _log,

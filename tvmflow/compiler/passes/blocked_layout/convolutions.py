@@ -38,8 +38,7 @@ _log = logging.getLogger(__name__)
 # The time of a Winograd convolution as a fraction of a direct one's.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
-# Matrix instructions need an even number of data blocks, and pad an odd one with zeros. That is faster than dot
-# products only if there are more blocks than this.
+# Matrix instructions need a block of zeros for an odd number of data blocks: faster only with more blocks than this.
 _MIN_ODD_BLOCKS: Final = 3
 
 

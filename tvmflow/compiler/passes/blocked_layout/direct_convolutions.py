@@ -124,11 +124,9 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 # or activation that follows.
 
 _MIN_RAGGED_CHANNELS: Final = 32
-# Threads divide the columns, and each reads all weights. With fewer columns, some threads have no work, and the weights
-# are most of what is read.
+# Threads divide the columns, and each reads all weights: with fewer columns, some threads idle, and weights dominate.
 _MIN_COLUMNS: Final = 256
-# With fewer columns, plain data are faster only if channels are ragged, and the data have at most this many channels
-# for each channel of the result.
+# With fewer columns, plain data are faster only with ragged channels, at most this many per channel of the result.
 _MAX_DEPTH_SHARE: Final = 2
 
 

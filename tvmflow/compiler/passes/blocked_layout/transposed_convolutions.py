@@ -36,8 +36,7 @@ _KERNEL_COST: Final = 10_000
 _MAX_PHASES: Final = 8
 # One convolution per phase must save this factor, since small images are interleaved no faster from several tensors.
 _MIN_GAIN: Final = 1.15
-# Phases share blocks if these are at most this fraction of their own blocks: where a convolution reads the image as
-# blocks, and where none does.
+# Phases share blocks if that needs at most this fraction of blocks: if a convolution reads the image, and if none does.
 _MAX_BLOCKED_SHARE: Final = 0.5
 _MAX_PLAIN_SHARE: Final = 0.85
 
