@@ -1,7 +1,7 @@
 """The stages, from a model to verified files. Imports recipe and the layers below.
 
-To add a stage, write a module with the shape of `base.Stage` and its line here, after the stages
-that it needs. Its declarations put it into pipelines, plans, keys, reports and locks.
+To add a stage, write a module that implements `base.Stage`, and add a line here after the stages that it needs. Its
+declarations put it into pipelines, plans, keys, reports and locks.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
     emulation_program.NAME: emulation_program,
     verify.NAME: verify,
 }
-"""Every stage by its name, each after its inputs."""
+"""All stages by name; each one follows the stages that it needs."""
 
 
 def read_facts(stage: str, facts: Mapping[str, Json]) -> Any:
-    """Return the facts of a stage as their type, None if there are none; Mismatch for others."""
+    """Return the typed facts of a stage; None if it has none, Mismatch if they do not fit the type."""
     return parse_facts(facts_type(STAGES[stage].run), facts) if stage in STAGES else None
 
 
 def pipeline_stages() -> tuple[str, ...]:
-    """Return the names that a pipeline may list; the other stages are planned along with these."""
+    """Return the stages that a pipeline may list; other stages are added along with these."""
     return tuple(name for name, stage in STAGES.items() if not stage.TRAITS.added_with)
 
 

@@ -1,4 +1,4 @@
-"""The Protocol of a stage: a pure function from settings and files to files, and its declarations."""
+"""The protocol of a stage: declarations, and a pure function from settings and files to files."""
 
 from __future__ import annotations
 
@@ -31,48 +31,50 @@ FactsT = TypeVar("FactsT")
 _T = TypeVar("_T")
 
 Scope = Literal["model", "machine", "level", "measured", "target", "part", "partitioned"]
-"""The things that a stage runs once for.
+"""What a stage runs once for.
 
 `model`: the model (and once more for each partitioned target, which cuts it elsewhere).
-`machine`: a machine that code is made for: a target, or each part of a partitioned one.
-`level`: such a machine, or each level of one whose library has code for several.
-`measured`: such a machine, or the level of it that this machine measures, if the recipe asks for a search.
+`machine`: a machine to make code for: a target, or each part of a partitioned target. `level`: such a machine, or
+each ISA level of a machine with a multi-ISA library. `measured`: such a machine; for a search, only the ISA level
+that this machine measures.
 `target`: a target of the recipe. `part`: each part of a partitioned target.
 `partitioned`: each partitioned target as a whole.
 """
 
 Files = tuple[tuple[str, str], ...]
-"""Files to deliver: `(name in the artifact, name in dist)` of each."""
+"""Files to deliver, each as `(name in the artifact, name in dist)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTraits:
-    """The declarations of a stage, for all other code.
+    """The declarations of a stage, which all other code uses.
 
     Attributes:
-        version: Raised whenever the same inputs would give another output.
-        scope: The unit that it runs once for.
-        needs: Stage -> the files of its artifact that this one reads; all of them if none is named.
-        optional_needs: Those of `needs` that a pipeline may lack.
-        needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
-        needs_of_isa_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
-            of other stages it reads the level that this machine measures.
-        needs_all: Those of `needs` whose files this one reads all if a recipe, resolved for one target, demands it.
+        version: Must be raised whenever the same inputs give another output.
+        scope: The unit that the stage runs once for.
+        needs: Stage -> the files of its artifact that this stage reads; all files if none is named.
+        optional_needs: The stages in `needs` that a pipeline may lack.
+        needs_of_parts: The stages in `needs` whose files a partitioned target reads for each part, as
+            `<stage>/<part>/<file>`.
+        needs_of_isa_levels: The stages in `needs` whose files a target reads for each of its ISA levels, as
+            `<stage>/<level>/<file>`. For other stages, it reads the level that this machine measures.
+        needs_all: The stages in `needs` of which all files are read if a recipe, resolved for one target, requires
+            it.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside the key, for its
             framework; `operators`: the recipe's custom operators; `data`: `verify.data`; `labels`: `labels`;
             `labels-check`: `labels` outside the key; `calibration`: `quantize.data`.
-        tools: Distributions whose code can change the output, whatever the recipe says.
-        timeout_s: Seconds after which a run is taken to hang.
-        compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
-        dump_ir: Lowers the model once more and writes the IR after each pass, for `--dump-ir`; a function for a child
-            of a fork server. None for a stage that lowers nothing.
-        find_faults: Localizes the fault of a rejected library, in a child of a fork server.
-        forecast: Returns the ledger's content for a search, from its settings, its input files, the
-            ledger and the TVM build. None for a stage that does not search.
-        weights: The files of its result that only hold weights: the others do not depend on the weights it reads.
-        added_with: The stages of a pipeline that add it; empty for a stage that pipelines name.
+        tools: Python distributions whose version is in the key, because their code can change the output.
+        timeout_s: Seconds after which a run counts as hanging.
+        compiles_kernels: Whether it compiles kernels, so that the backend's tools are in its key.
+        dump_ir: For `--dump-ir`: lowers the model again and writes the IR after each pass; runs in a child of a fork
+            server. None for a stage that lowers nothing.
+        find_faults: Finds the fault of a rejected library; runs in a child of a fork server.
+        forecast: Returns how much of a search the ledger has, from the settings, the input files, the ledger and the
+            TVM build. None for a stage that does not search.
+        weights: The files of its result that contain only weights; other files do not depend on the weights it reads.
+        added_with: The stages of a pipeline that add this one; empty for a stage that pipelines list.
         is_needed: Whether a recipe, resolved for one target, needs a stage that is `added_with` another.
-        replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
+        replaces: The stage whose files this one replaces, for a part, a partitioned target or a quantized model.
         run: The facts for the code that runs, locks and reports it.
     """
 
@@ -98,7 +100,7 @@ class StageTraits:
 
 
 class Settings(BaseModel):
-    """A group of settings: a frozen value. `model_validate` takes it from the same fields of a recipe."""
+    """A frozen group of settings; `model_validate` reads it from the same fields of a recipe."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, defer_build=True)
 
@@ -106,9 +108,9 @@ class Settings(BaseModel):
 class StageSettings(Settings):
     """Everything that the output of a stage depends on, besides its input files and tools.
 
-    A stage sees nothing else of the recipe and of the target, so a setting that can be read is in the key. Only
-    optional fields have a default, which is left out of the key: a new optional field runs nothing again. Names of
-    fields are words of the recipe, and `explain` shows them.
+    A stage gets nothing else of the recipe and the target, so every setting that it can read is in its key. Only
+    optional fields have a default, which is not in the key: so a new optional field does not change existing keys.
+    Fields have the names of recipe fields, and `explain` shows them.
     """
 
     @property
@@ -117,12 +119,12 @@ class StageSettings(Settings):
         return ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON that is in the key and crosses to the worker, without fields at their default."""
+        """Return the JSON for the key and for the worker, without fields at their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
 Lowering = Annotated[LoweringOptions, PlainSerializer(LoweringOptions.to_json)]
-"""Options of lowering as settings: all of them are in the key."""
+"""Lowering options as settings: all of them are in the key."""
 
 
 def lowering_options(recipe: Recipe) -> LoweringOptions:
@@ -132,12 +134,12 @@ def lowering_options(recipe: Recipe) -> LoweringOptions:
 
 
 def schedules_version(recipe: Recipe) -> int:
-    """Return the version of the schedule rules for untuned kernels; 0 if they have no schedule."""
+    """Return the version of the schedule rules for untuned kernels; 0 if these get no schedule."""
     return SCHEDULES_VERSION if recipe.kernels.schedules == "rules" else 0
 
 
 def parse_settings(run: Callable[..., Any], value: Json) -> Any:
-    """Return the settings that a stage's `run` takes, from their JSON; ValueError for other JSON."""
+    """Parse the settings for a stage's `run` from JSON; ValueError for other JSON."""
     return TypeAdapter(typing.get_type_hints(run)["settings"]).validate_python(value)
 
 
@@ -148,12 +150,12 @@ def facts_type(run: Callable[..., Any]) -> Any:
 
 
 def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
-    """Return recorded facts as their type, None if a stage has none; Mismatch for others."""
+    """Parse recorded facts; None if a stage has none, Mismatch if they do not fit the type."""
     return None if value == {} else from_json(kind, value)
 
 
 def find_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
-    """Return recorded facts as their type; None also for unreadable ones, which reports mention."""
+    """Parse recorded facts; None if there are none or if they do not fit, which reports mention."""
     try:
         return parse_facts(kind, value)
     except Mismatch:
@@ -161,22 +163,23 @@ def find_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
 
 
 class KnownFacts:
-    """The facts of some stages, each found by its type."""
+    """The facts of some stages, looked up by type."""
 
     def __init__(self, facts: Mapping[Any, Any] = MappingProxyType({})) -> None:
         self._facts = facts
 
     def get(self, kind: type[_T]) -> _T | None:
-        """Return the facts of a type; None if they are not known."""
+        """Return the facts of a type; None if unknown."""
         return cast(_T | None, self._facts.get(kind))
 
 
 class StageContext(NamedTuple):
-    """The arguments of `run` beside its settings. Only `inputs` and the settings may shape the output.
+    """The arguments of `run` besides its settings. Only the settings and `inputs` may affect the output.
 
-    `inputs` maps `<stage>/<file>` of needed stages, and the roles of files from outside, to readable paths. Files
-    written into `out` become the artifact. `work` survives a kill, so that the stage can resume. `ledger` is the trial
-    ledger's folder, `locks` the folder of device locks. `emit` sends a progress event (JSON with the key `event`).
+    `inputs` maps `<stage>/<file>` of needed stages, and the roles of outside files, to readable paths. Files written
+    into `out` become the artifact. `work` is kept if the stage is killed, so that it can resume. `ledger` is the
+    folder of the trial ledger, and `locks` the folder of device locks. `emit` sends a progress event (JSON with the
+    key `event`).
     """
 
     inputs: Mapping[str, Path]
@@ -188,11 +191,11 @@ class StageContext(NamedTuple):
 
 
 class Stage(Protocol[TargetT, SettingsT, FactsT]):
-    """One module in this folder.
+    """A module in this folder.
 
-    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict that `codec` reads.
-    `describe` and `explain` are pure, and may be given facts that another version, or another machine, recorded: fields
-    that not all versions recorded have a default. They raise Mismatch for facts that lack a required field.
+    Facts are small values for reports, and never part of a key: a NamedTuple or a TypedDict that `codec` can read.
+    `describe` and `explain` are pure, and may get facts that another version or machine recorded. So fields that not
+    every version records have a default. They raise Mismatch if facts lack a required field.
     """
 
     @property
@@ -200,23 +203,23 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
         """The declarations of the stage."""
 
     def settings(self, recipe: Recipe, target: TargetT) -> SettingsT:
-        """Return the slice of the recipe and of the resolved target that the output depends on."""
+        """Return the parts of the recipe and the resolved target that the output depends on."""
         ...
 
     def run(self, settings: SettingsT, context: StageContext) -> FactsT:
-        """Fill `context.out`, and return the facts; StageError with a remedy."""
+        """Write the artifact to `context.out`, and return the facts; StageError has a remedy."""
         ...
 
     def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:
-        """Return the lines of a summary; `inputs` are the known facts of the stages that it needs."""
+        """Return the lines of a summary; `inputs` has the known facts of the needed stages."""
         ...
 
     def explain(self, facts: FactsT) -> list[str]:
-        """Return the lines of `tvmflow explain` about a result, besides its dependencies."""
+        """Return the lines of `tvmflow explain` about a result, after its dependencies."""
         ...
 
     def deliveries(self, recipe: Recipe, target: TargetT) -> Files:
-        """Return the files that the target's folder in `dist` gets."""
+        """Return the files to deliver to the target's folder in `dist`."""
         ...
 
 
@@ -225,7 +228,7 @@ def describe_signature(
     outputs: Sequence[TensorSpec],
     dimensions: Sequence[Dimension] = (),
 ) -> dict[str, Json]:
-    """Return the JSON of a model's inputs, outputs and dimensions, as a bundle has it."""
+    """Return the signature of a model as JSON, in the form of a bundle."""
     sides = {"inputs": inputs, "outputs": outputs}
     signature: dict[str, Json]
     signature = {side: [spec.to_json() for spec in specs] for side, specs in sides.items()}
@@ -235,15 +238,15 @@ def describe_signature(
 
 
 def no_lines(*_: object) -> list[str]:
-    """Return no line: reports have nothing about a result besides its dependencies."""
+    """Return no lines, for a stage without text in reports."""
     return []
 
 
 def no_files(recipe: Recipe, target: Any) -> Files:
-    """Return no file: results of the stage are for other stages."""
+    """Return no files, for a stage whose results are only for other stages."""
     return ()
 
 
 def name_some(names: Sequence[str]) -> str:
-    """Return the first names of a list, and how many more there are: `a, b, c and 2 more`."""
+    """Return the first names of a list and the count of the others: `a, b, c and 2 more`."""
     return names_text(names, _MAX_NAMES)

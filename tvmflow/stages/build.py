@@ -1,4 +1,4 @@
-"""`build`: lowered kernels, the chosen schedules and the weights become object code."""
+"""`build`: compile lowered kernels, with the chosen schedules, and weights into object code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAME: Final = "build"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    """Schedule the model again and write its IR; `payload` has `settings`, `inputs` and `folder`."""
     from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
@@ -92,10 +92,10 @@ WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
 """Stands for a rule that fits the kernel."""
 
 _SHOWN_TILES: Final = 5
-# Kernels that take a smaller share of the time are not worth a warning.
+# Kernels with a smaller share of the time do not cause a warning.
 _LARGE_SHARE: Final = 0.05
 
-# A summary's text about kernels by the rule of their schedule, in this order.
+# The text of a summary about the kernels of each schedule rule, in this order.
 _RULE_TEXTS: Final[Mapping[str, str]] = {
     TUNED: "tuned",
     "register_tiles": "with register tiles",
@@ -109,7 +109,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 
 
 class BuildSettings(StageSettings):
-    """The target, how kernels are scheduled, the runtime, and the forms that outputs need.
+    """The target, the version of the schedule rules, the runtime, and the forms of code to compile.
 
     `prefix` is the prefix of symbols in a system library, the only code that has the recipe's name. `is_isa_level`
     means that the library has code for other CPUs, too.
@@ -143,10 +143,10 @@ class BuildFacts(NamedTuple):
     Attributes:
         kernels: The number of kernels.
         schedule_rules: The kernels of each schedule rule.
-        unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
-            if it depends on dynamic shapes or on data.
-        kernel_nodes: The bindings of the imported `main` of each call of a kernel.
-        needs_tvm_for: The operator that needs TVM's runtime; empty for none.
+        unscheduled_shares: The estimated share of the time of each kernel without a schedule; None if it depends on
+            dynamic shapes or data.
+        kernel_nodes: For each call of a kernel, the indices of its bindings in the imported `main`.
+        needs_tvm_for: The operator that needs TVM's runtime; empty if none does.
     """
 
     kernels: int
@@ -162,9 +162,9 @@ class BuildFacts(NamedTuple):
 
 
 def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
-    """Compile for the target; fail unless every chosen record is applied.
+    """Compile for the target; StageError if a chosen schedule cannot be applied.
 
-    Kernels without a record are scheduled by a rule, if one fits.
+    Other kernels are scheduled by a rule, if one fits.
     """
     paths = {name: str(path) for name, path in context.inputs.items()}
     builder = backend_for(settings.target).call_builder
@@ -213,7 +213,7 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
 
 
 def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
-    """Return a prefix of symbols that only the same kernels and constants have, whatever the model's name."""
+    """Return a symbol prefix derived from kernels and constants, independent of the model's name."""
     files = [hash_file(paths[role]) for role in (LOWERED_ROLE, "import/params.safetensors")]
     chosen = _read_json(paths.get(CHOSEN_ROLE))
     shaped_by = settings.model_dump(mode="json", include={"target", "schedules"})
@@ -223,7 +223,7 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
 def _schedule(
     settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> tuple[LoweredModel, dict[str, str], dict[str, float | None]]:
-    """Schedule the kernels of the lowered model."""
+    """Return the scheduled model, the rule of each kernel, and the time shares of unscheduled kernels."""
     from tvmflow.compiler import LoweredModel
 
     model = LoweredModel.read(inputs[LOWERED_ROLE])
@@ -242,7 +242,7 @@ def schedule_kernels(
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """Schedule the kernels of a lowered module, by the chosen schedules and by the rules.
 
-    With `must_fit`, each chosen schedule must fit a kernel. `dump` gets the module after each step.
+    With `must_fit`, each chosen schedule must fit a kernel. `dump` receives the module after each step.
     """
     from tvmflow.compiler import schedule_untuned
     from tvmflow.graph import ir
@@ -272,7 +272,7 @@ def _read_json(path: Path | None) -> dict[str, Json]:
 
 
 def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many kernels each schedule rule scheduled, and the names of kernels without a rule."""
+    """Return lines with the count of kernels for each schedule rule, and the kernels without a rule."""
     rules = facts.schedule_rules
     counts = [
         f"{len(rules[rule])} {text}"
@@ -291,7 +291,7 @@ def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
 def _describe_unscheduled(
     kernels: Sequence[str], shares: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield the costs of kernels without a schedule, the largest share first; a large one is a warning."""
+    """Yield lines about kernels without a schedule; kernels with a large share are warnings."""
     known = {name: share for name in kernels if (share := shares.get(name)) is not None}
     large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
     if large:
@@ -313,12 +313,12 @@ def explain(facts: BuildFacts) -> list[str]:
 
 
 # ---------------------------------------------------------------- nodes of the model
-# The facts of `build` refer to nodes by the indices of their bindings in the imported `main`. The facts of `import`
-# have the names of the nodes. So models that differ only in names share a build.
+# The facts of `build` refer to nodes by indices of bindings in the imported `main`, and the facts of `import` have
+# the nodes' names. So models that differ only in names share a build.
 
 
 class KernelCall(NamedTuple):
-    """A call of a kernel in the model, and the names of the nodes that it computes, in their order."""
+    """A call of a kernel: the names of the nodes that it computes, in order."""
 
     nodes: tuple[str, ...]
 
@@ -331,7 +331,7 @@ class KernelCall(NamedTuple):
 def find_kernel_nodes(
     indices: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
 ) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel with nodes: `indices` are bindings of `main`, `names` their nodes."""
+    """Return each kernel's calls with node names; `indices` are binding indices, `names` their nodes."""
     known = {index: name for index, name in enumerate(names) if name}
     return {
         kernel: tuple(
@@ -343,7 +343,7 @@ def find_kernel_nodes(
 
 
 def calls_text(calls: Sequence[KernelCall]) -> str:
-    """Return the nodes of a kernel's first call, and how many other calls it has; empty if unknown."""
+    """Return the nodes of a kernel's first call, and the count of its other calls; empty if unknown."""
     named = [call for call in calls if call.nodes]
     if not named:
         return ""
@@ -372,8 +372,8 @@ class KernelCode(NamedTuple):
         tir: The scheduled kernel as TVMScript.
         schedule: The instructions of its schedule as Python; empty if TVM keeps none.
         assembly: Its assembly for the target; empty if it was not requested.
-        candidates: The fields of the first register tiles of its rule (`RankedTile`), ranked by estimated cost; empty
-            for other kernels, or if not requested.
+        candidates: The fields of the best register tiles (`RankedTile`), ranked by estimated cost; empty if the
+            kernel has no register tiles, or if not requested.
     """
 
     tir: str
@@ -419,7 +419,7 @@ def _make_code_here(payload: Json) -> Json:
 def _describe_schedule(
     kernel: tvm.tirx.PrimFunc, settings: BuildSettings, inputs: Mapping[str, Path]
 ) -> str:
-    """Return the instructions of the schedule that `build` gives a kernel, tuned or by a rule."""
+    """Return the instructions of the schedule that `build` uses for a kernel, tuned or by a rule."""
     import tvm
 
     from tvmflow.compiler import generate_schedules
@@ -449,7 +449,7 @@ def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[Rank
 
     if ir.is_scheduled(kernel):
         return []
-    # as a workload, to which traces of trials apply
+    # normalize the kernel to a workload, so that traces have the ids of trials
     choices = generate_schedules(normalize(kernel), settings.target, settings.schedules)
     return [
         RankedTile(str(choice.tile), choice.tile.speed, trial_id(trace_json(choice.schedule.trace)))
@@ -459,5 +459,5 @@ def _rank_tiles(kernel: tvm.tirx.PrimFunc, settings: BuildSettings) -> list[Rank
 
 
 def _instructions(schedule: tvm.s_tir.Schedule) -> str:
-    """Return the steps of a schedule, without unused lookups of loops and blocks."""
+    """Return a schedule's instructions, without unused lookups of loops and blocks."""
     return str(schedule.trace.simplified(remove_postproc=False))

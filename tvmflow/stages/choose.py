@@ -1,7 +1,7 @@
-"""`choose`: measures alternative lowerings of operators, and keeps faster ones.
+"""`choose`: measure alternative lowerings of operators, and keep the faster ones.
 
-It comes before `lower`, which computes each operator as was chosen. The ledger keeps all times, so that
-the same model always gets the same choices.
+It runs before `lower`, which uses the choices. The ledger keeps all times, so that the same model always gets the
+same choices.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 NAME: Final = "choose"
 
-# Two libraries have their weights in memory at once.
+# Larger models are not measured: two libraries have their weights in memory at once.
 _MAX_WEIGHT_BYTES: Final = 1 << 30
 
 
 def _is_needed(recipe: Recipe) -> bool:
-    """Return whether a recipe's budget allows for it, and its options leave something to choose."""
+    """Return whether a recipe's budget allows this stage, and its options leave alternatives."""
     tune, kernels = recipe.tune, recipe.kernels
     has_alternatives = (
         kernels.layout == "blocked" and kernels.winograd != 0 and kernels.precision == "model"
@@ -81,10 +81,10 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 
 
 class ChooseSettings(TrialSettings):
-    """The options of lowering, the runtime, and the recipe's relative tolerance.
+    """The lowering options, the runtime, and the recipe's relative tolerance.
 
-    `is_measurable` is false where no library can be timed here, or one has several ISA levels. `interim` takes
-    choices of the ledger, and measures nothing.
+    `is_measurable` is False if no library can be timed here, or if it has several ISA levels. With `interim`, only
+    choices from the ledger are used, and nothing is measured.
     """
 
     lowering: Lowering
@@ -95,7 +95,7 @@ class ChooseSettings(TrialSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
-    """Return the settings: how the model is lowered, and where it is measured."""
+    """Return the lowering options, and the machine to measure on."""
     is_here = backend_for(target.tvm).RUNS_ON_HOST_CPU and not target.remote
     return ChooseSettings(
         lowering=lowering_options(recipe),
@@ -111,16 +111,16 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
 
 
 def choices_text(choices: Choices) -> str:
-    """Return the one spelling of the choices of a model."""
+    """Return the choices of a model as canonical JSON text."""
     plain = {text: dict(choice) for text, choice in choices.items()}
     return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False)
 
 
 def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
-    """Return the choices among the inputs of a stage; none if nothing was chosen by measuring.
+    """Read the choices among the inputs of a stage; empty if there are none.
 
     Raises:
-        StageError: tvmflow did not make them.
+        StageError: The file has choices that tvmflow cannot have made.
     """
     path = inputs.get(CHOICES_ROLE)
     choices: dict[str, Choice] = json.loads(path.read_text()) if path else {}
@@ -130,10 +130,10 @@ def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
 
 
 class ChosenOperator(NamedTuple):
-    """An operator that is faster otherwise than by rule; times in µs of all its calls, in a library.
+    """An operator with a faster alternative; times are µs of all its calls in a library.
 
     Attributes:
-        is_kept: Whether it is so in the library.
+        is_kept: Whether the delivered library uses the alternative.
     """
 
     operator: str
@@ -146,17 +146,17 @@ class ChosenOperator(NamedTuple):
 
 
 class ChooseFacts(NamedTuple):
-    """The outcome; times in µs of a call.
+    """The outcome; times are µs per call.
 
     Attributes:
-        operators: The operators that have alternatives.
+        operators: How many operators have alternatives.
         measured: How many choices this run measured.
-        reused: How many the ledger had.
-        chosen: Those that are faster otherwise than by rule.
-        is_kept: Whether the library has them.
-        found: The speedup that the times of the operators promise; 1 if none is faster.
-        low: The lower limit of the speedup.
-        pairs: How many turns there were.
+        reused: How many measured choices the ledger had.
+        chosen: The operators with a faster alternative.
+        is_kept: Whether the library uses the alternatives.
+        found: The speedup estimated from the operators' times; 1 if no alternative is faster.
+        low: The lower confidence limit of the speedup.
+        pairs: How many pairs of times were measured.
         reason: Why nothing was measured; otherwise empty.
     """
 
@@ -180,7 +180,7 @@ class ChooseFacts(NamedTuple):
 
 
 def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
-    """Measure the choices that the ledger lacks, and write those that make the whole library faster."""
+    """Measure the choices that the ledger lacks; write those that make the whole library faster."""
     choices, facts = _choose(settings, context)
     (context.out / CHOICES).write_text(choices_text(choices))
     return facts
@@ -261,7 +261,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
 def _make_facts(
     groups: Groups, chosen: Mapping[str, ChoiceTimes], outcome: Outcome | None
 ) -> ChooseFacts:
-    """Return the measured choices, and the outcome for the whole library."""
+    """Return the facts from the measured choices and the outcome for the whole library."""
     kept = outcome.choices if outcome and outcome.is_kept else {}
     rows = [
         ChosenOperator(
@@ -300,7 +300,7 @@ def _microseconds(seconds: Sequence[float]) -> float:
 
 
 def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many operators do not follow the rules, and the gain of the library."""
+    """Return lines with the count of operators that use an alternative, and the library's gain."""
     if facts.reason:
         return [f"operators are computed as the rules choose: {facts.reason}"]
     if not facts.operators:

@@ -1,4 +1,4 @@
-"""`cut`: a part of an imported model, as a model of its own. Planned for targets that are in parts."""
+"""`cut`: extract a part of an imported model as a model of its own, for partitioned targets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
 
 
 def run(settings: CutSettings, context: StageContext) -> import_model.ImportFacts:
-    """Write the part as `import` writes a model, so that later stages see no difference."""
+    """Write the part in the form of `import`, so that later stages need not distinguish them."""
     from tvmflow.graph import ir, marks
     from tvmflow.graph.extract_part import Signature, extract_part
     from tvmflow.runtime.weights import read_safetensors

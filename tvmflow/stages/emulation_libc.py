@@ -1,4 +1,4 @@
-"""`emulation_libc`: the C library in the emulation programs of an architecture."""
+"""`emulation_libc`: compile the C library for emulation programs of an architecture."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ describe = explain = no_lines
 
 
 class EmulationLibcSettings(StageSettings):
-    """The triple that it is compiled for."""
+    """The triple that the C library is compiled for."""
 
     compiled: str
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationLibcSettings:
-    """Return the triple that serves the target's architecture."""
+    """Return the triple to compile for, from the target's architecture."""
     from tvmflow.targets.emulation import require_emulated_arch
 
     triple = str(target.tvm.get("mtriple", ""))

@@ -1,6 +1,6 @@
-"""`emulation_program`: the static program in which `verify` runs a model under emulation.
+"""`emulation_program`: link the static program that `verify` runs in an emulator.
 
-It holds the kernels and constants of the delivered library.
+It contains the kernels and constants of the delivered library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 PROGRAM: Final = "program"
 
 NAME: Final = "emulation_program"
-# It is planned, run and reported as the C library that it holds.
+# Its traits are those of `emulation_libc`, except for these fields.
 TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
     version=6,
@@ -36,9 +36,9 @@ describe = explain = no_lines
 
 
 class EmulationProgramSettings(StageSettings):
-    """The triple that the program is compiled for, and its checks.
+    """The model's name, the triple that the program is compiled for, and its checks.
 
-    `features` are the CPU features that kernels need, `sources` is the digest of the sources of the program.
+    `features` has the CPU features that kernels need; `sources` is the digest of the program's source files.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`export`: object code becomes the files that the recipe asks for."""
+"""`export`: link object code, and write the outputs of the recipe."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ TRAITS: Final = StageTraits(
 describe = explain = no_lines
 
 BUNDLE: Final = "module.tvmflow"
-"""Always made, whether delivered or not: `verify` loads it."""
+"""The bundle, which is always written, because `verify` loads it."""
 
 VM_BUNDLE: Final = "vm.tvmflow"
-"""Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
+"""A second bundle for `verify`, which is never delivered: it is written if outputs for TVM's runtime are delivered beside a library with the C runtime."""
 
 
 class NamedIsaLevel(Settings):
-    """A level of a library with code for several: its name, and the CPU features that it needs."""
+    """An ISA level of a multi-ISA library: its name, and the CPU features that it needs."""
 
     name: str
     features: tuple[str, ...]
 
 
 class NamedTarget(Settings):
-    """A target as the manifest of a bundle describes it."""
+    """A target, in the form of a bundle's manifest."""
 
     name: str
     tvm: dict[str, Json]
@@ -71,7 +71,7 @@ class NamedTarget(Settings):
 
     @classmethod
     def of(cls, target: ResolvedTarget) -> NamedTarget:
-        """Return a resolved target as a manifest describes it."""
+        """Return a resolved target in the form of a manifest."""
         levels = tuple(
             NamedIsaLevel(name=level.level, features=level.features) for level in target.levels
         )
@@ -87,8 +87,8 @@ class VerifiedAgainst(Settings):
 class ReleaseSettings(StageSettings):
     """The release and its outputs.
 
-    `sources` is the digest of this package's files that outputs copy, `zlib` the version of the compressing library,
-    `license` that of the model, `inputs` the image inputs.
+    `sources` is the digest of this package's files that are copied into outputs, `zlib` the version of the
+    compression library, `license` the model's license, and `inputs` has the image inputs.
     """
 
     name: str
@@ -122,7 +122,7 @@ def release_settings(
     exporters: Mapping[str, Any],
     others: Iterable[Path] = (),
 ) -> dict[str, Any]:
-    """Return the fields of `ReleaseSettings`; `others` are files that outputs depend on besides."""
+    """Return the fields of `ReleaseSettings`; `others` are more files that outputs depend on."""
     paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
     return {
         "name": recipe.name,
@@ -137,7 +137,7 @@ def release_settings(
 
 
 class ExportSettings(ReleaseSettings):
-    """The runtime, the target, and the identity of its own linker."""
+    """The release, the runtime, the target, and its toolchain, if it has its own."""
 
     runtime: str
     target: NamedTarget
@@ -145,7 +145,7 @@ class ExportSettings(ReleaseSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
-    """Return the dependencies of exported files, besides the compiled code."""
+    """Return what exported files depend on besides compiled code."""
     return ExportSettings(
         **release_settings(
             recipe,
@@ -185,20 +185,20 @@ def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
 def list_files(
     request: ExportRequest, outputs: Iterable[str], exporters: Mapping[str, Any]
 ) -> Files:
-    """Return the files of some outputs; each is delivered under the name that it has in the artifact."""
+    """Return the files of some outputs, which are delivered under their names in the artifact."""
     names = [name for output in sorted(outputs) for name in exporters[output].files(request)]
     return tuple((name, name) for name in names)
 
 
 class ExportFacts(NamedTuple):
-    """The sizes of the exported files, and of the library; None if an earlier version has none."""
+    """The sizes in bytes of exported files and of the library; None if another version lacks it."""
 
     files: Mapping[str, int] = MappingProxyType({})
     library_bytes: int | None = None
 
 
 def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
-    """Link once, then write every output that the recipe asks for."""
+    """Link the library once, then write every output of the recipe."""
     from tvmflow.exporters import bundle
 
     forms = _link_compiled_files(context)
@@ -244,7 +244,7 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
 @contextlib.contextmanager
 def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterator[None]:
     """Report the current step of the stage, and record its duration."""
-    # zig compiles the system's C library from its source
+    # in a long step, zig compiles WASI's C library from source
     message = f"{text} with the C library of WASI, which takes up to a minute" if is_long else text
     context.emit({"event": "step", "message": message, "is_long": is_long})
     with spans.span(text):
@@ -252,7 +252,7 @@ def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterato
 
 
 def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -> BuiltModel:
-    """Link a library for each runtime; that with the C runtime is the bundle's, unless TVM's is needed."""
+    """Link a library for each runtime; the bundle gets the one with the C runtime, if there is one."""
     from tvmflow.targets.linking import link_shared
 
     if objects := list(built.forms.get(form_names.VM, {}).values()):
@@ -280,7 +280,7 @@ def _for_vm(built: BuiltModel) -> BuiltModel:
 def export_outputs(
     built: AnyModel, outputs: Collection[str], exporters: Mapping[str, Any], context: StageContext
 ) -> AnyModel:
-    """Write the outputs asked for, in the order of `exporters`; return `built` with their files."""
+    """Write the requested outputs, in the order of `exporters`; return `built` with their files."""
     for output, exporter in exporters.items():
         if output in outputs:
             with _step(context, f"writing {output}"):
@@ -291,12 +291,12 @@ def export_outputs(
 
 
 def list_codes(levels: Iterable[NamedIsaLevel]) -> tuple[IsaLevelCode, ...]:
-    """Return levels as a C library has them."""
+    """Return ISA levels in the form for C libraries."""
     return tuple(IsaLevelCode(level.name, level.features) for level in levels)
 
 
 def join_isa_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[str, Path]:
-    """Return the files of one library with the code of all levels."""
+    """Return the files of one library with the code of all ISA levels."""
     folder = work / "levels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -304,7 +304,7 @@ def join_isa_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> d
 
 
 def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:
-    """Return links to the files of each form, by the names that `build` gave them: linkers record these."""
+    """Link the files of each form under the names from `build`, which linkers record."""
     forms: dict[str, dict[str, Path]] = {}
     for role, path in sorted(context.inputs.items()):
         stage, _, name = role.partition("/")

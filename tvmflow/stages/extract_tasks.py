@@ -1,4 +1,4 @@
-"""`extract_tasks`: the lowered kernels of the model, how often each runs, and which can be tuned."""
+"""`extract_tasks`: list the model's lowered kernels, their calls, and which can be tuned."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The runtime, and whether there must be a C library."""
+    """The runtime, and whether a C library is required."""
 
     runtime: str
     c_library: bool = False
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
-    """Return the executor of the kernels."""
+    """Return the runtime of the library, and whether a C library is required."""
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target), c_library=requires_c_library(recipe, target)
     )
@@ -78,7 +78,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
     from tvmflow.tuning.workloads import extract_workloads
 
     mod = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
-    # a required C library fails before hours of tuning, not after
+    # if a C library is required but impossible, fail before hours of tuning
     runtime, reason = find_runtime(mod, settings.runtime, requires_c=settings.c_library)
     workloads = extract_workloads(mod)
     dimensions = read_dimensions(mod["main"])
