@@ -34,9 +34,9 @@ Scope = Literal["model", "machine", "level", "measured", "target", "part", "part
 """What a stage runs once for.
 
 `model`: the model (and once more for each partitioned target, which cuts it elsewhere).
-`machine`: a machine to make code for: a target, or each part of a partitioned target. `level`: such a machine, or
-each ISA level of a machine with a multi-ISA library. `measured`: such a machine; for a search, only the ISA level
-that this machine measures.
+`machine`: a machine to make code for: a target, or each part of a partitioned target.
+`level`: such a machine, or each ISA level of a machine with a multi-ISA library.
+`measured`: such a machine; for a search, only the ISA level that this machine measures.
 `target`: a target of the recipe. `part`: each part of a partitioned target.
 `partitioned`: each partitioned target as a whole.
 """

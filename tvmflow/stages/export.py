@@ -51,7 +51,10 @@ BUNDLE: Final = "module.tvmflow"
 """The bundle, which is always written, because `verify` loads it."""
 
 VM_BUNDLE: Final = "vm.tvmflow"
-"""A second bundle for `verify`, which is never delivered: it is written if outputs for TVM's runtime are delivered beside a library with the C runtime."""
+"""A bundle for `verify` with the library for TVM's runtime; never delivered.
+
+It is written if outputs for TVM's runtime are delivered beside a library with the C runtime.
+"""
 
 
 class NamedIsaLevel(Settings):

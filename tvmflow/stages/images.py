@@ -1,4 +1,4 @@
-"""Images and labels of a recipe: their fields in a manifest, and `verify.data` as images."""
+"""Images and labels of a recipe: the fields of a manifest about them, and images as `verify.data`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tvmflow.runtime.labels import PROBABILITIES, Labels, parse_labels
 from tvmflow.stages.base import Settings
 
 LABELS: Final = "labels"
-"""The role of the file of labels."""
+"""The role of the labels file."""
 UNKEYED_LABELS: Final = "labels-check"
-"""Inputs of a stage that checks labels, and whose result does not depend on them."""
+"""The role of labels for a stage that only checks them, so that they are not in its key."""
 
-# Operators that change neither which score is the largest nor whether scores are probabilities.
+# Operators that keep the argmax of scores, and keep probabilities probabilities.
 _TRANSPARENT: Final = frozenset(
     f"relax.{name}"
     for name in "reshape squeeze flatten expand_dims astype quantize dequantize".split()
@@ -36,13 +36,13 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
 
 
 class ImageInput(Settings):
-    """The settings of an input that takes images, from the recipe."""
+    """The recipe's settings of an image input."""
 
     image: dict[str, Json]
 
 
 def image_inputs(recipe: Recipe) -> dict[str, ImageInput]:
-    """Return the inputs of a recipe that take images."""
+    """Return the image inputs of a recipe, by name."""
     return {
         name: ImageInput(image=spec.image.to_fields())
         for name, spec in recipe.inputs.items()
@@ -56,7 +56,7 @@ def describe_images(
     labels: Path | None,
     model: Path | None = None,
 ) -> dict[str, Json]:
-    """Return a manifest's fields about images and labels; StageError when they do not fit the model."""
+    """Return a manifest's fields about images and labels; StageError if they do not fit the model."""
     fields: dict[str, Json] = {}
     if inputs:
         specs = {spec.name: spec for spec in _read_specs(signature, "inputs")}
@@ -93,7 +93,7 @@ def _make_preprocessing(
 
 
 def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -> Labels:
-    """Return the labels in a file; StageError when they do not fit the output."""
+    """Read the labels in a file; StageError if they do not fit the output."""
     try:
         labels = parse_labels(path.read_bytes(), activation or "")
         labels.check(scores, is_activation_known=activation is not None)
@@ -106,7 +106,7 @@ def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -
 
 
 def _find_activation(model: Path) -> str:
-    """Return the operator that makes the first output probabilities, or an empty string."""
+    """Return the operator (softmax, …) that computes the first output's probabilities, or an empty string."""
     from tvmflow.graph import ir
 
     main = ir.load_module(model)["main"]
@@ -124,7 +124,7 @@ def _find_activation(model: Path) -> str:
 # A folder of images, a folder with one folder per class, or a table `file,label`.
 
 DATA: Final = "data"
-"""The role of `verify.data`; that of an image is `data/<file>`."""
+"""The role of `verify.data`; the role of an image in it is `data/<file>`."""
 
 _COLUMNS: Final = ["file", "label"]
 # Messages list at most this many classes without an index.
@@ -133,7 +133,7 @@ _MAX_DIGITS: Final = 9
 
 
 class ImageList(NamedTuple):
-    """Images by their paths in the folder of the data, and the class of each, if they have classes.
+    """The paths of images in the data folder, and the class of each; `classes` may be empty.
 
     A class is a name or an index.
     """
@@ -142,10 +142,10 @@ class ImageList(NamedTuple):
     classes: tuple[str, ...]
 
     def find_indices(self, labels: Sequence[str]) -> Array | None:
-        """Return the index of each image's class among `labels`, or None; without labels, classes are indices.
+        """Return the label index of each image's class, or None; without labels, classes are indices.
 
         Raises:
-            ValueError: with each class that no label names.
+            ValueError: if a class has no label; the message lists these classes.
         """
         import numpy as np
 
@@ -163,13 +163,13 @@ class ImageList(NamedTuple):
 
 
 def _has_index(name: str, counts: Counter[str]) -> bool:
-    """Return whether a class is the name of one label, or the index of a class if there are no labels."""
+    """Return whether a class names exactly one label, or without labels is an index."""
     is_index = name.isdecimal() and len(name) <= _MAX_DIGITS
     return counts[name] == 1 if counts else is_index
 
 
 def _mismatch(name: str, labels: Sequence[str]) -> str:
-    """Return why a class has no index."""
+    """Return a sentence why a class has no index."""
     shown = quoted(name)
     if not labels:
         return f"the class {shown} is not an index, and there are no labels"
@@ -180,27 +180,27 @@ def _mismatch(name: str, labels: Sequence[str]) -> str:
 
 
 def is_image_data(data: str, path: Path) -> bool:
-    """Return whether `verify.data`, which is at a path, names images."""
+    """Return whether `verify.data`, which is at `path`, consists of images."""
     return is_table(data) or path.is_dir()
 
 
 def is_table(data: str) -> bool:
-    """Return whether `verify.data` names a table."""
+    """Return whether `verify.data` is a table of images."""
     return PurePosixPath(data).suffix.lower() == ".csv"
 
 
 def list_folder(folder: Path) -> tuple[ImageList, list[Path]]:
-    """Return the images below a folder, and all folders that were read; skips hidden files and non-images.
+    """List the images below a folder, without hidden ones, and all folders that were read.
 
     Raises:
-        ValueError: when there is none, or when only some are in the folder of a class.
+        ValueError: if there are no images, or if only some are in the folder of a class.
     """
     files, folders = [], []
     seen = {_identity(folder)}
     for parent, names, inner in os.walk(folder, followlinks=True):
         names[:] = sorted(name for name in names if not name.startswith("."))
         identities = {name: _identity(Path(parent, name)) for name in names}
-        # a link to a folder above would be followed for ever
+        # skip links to visited folders: a link to a parent folder would never end
         names[:] = [name for name in names if identities[name] not in seen]
         seen.update(identities.values())
         folders.append(Path(parent))
@@ -218,10 +218,10 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def list_files(files: Sequence[str]) -> ImageList:
-    """Return images by their paths in a folder, whose first component is the class.
+    """Return an image list from paths in a folder; a path's first component is the class.
 
     Raises:
-        ValueError: when only some are in the folder of a class.
+        ValueError: if only some images are in the folder of a class.
     """
     ordered = tuple(sorted(files))
     classes = tuple(file.partition("/")[0] for file in ordered if "/" in file)
@@ -232,7 +232,7 @@ def list_files(files: Sequence[str]) -> ImageList:
 
 
 def find_images(files: Mapping[str, Path], role: str) -> ImageList | None:
-    """Return the images that a stage reads in a role, or None if that is a file of arrays or nothing."""
+    """Return the images that a stage reads in a role; None if it reads a file of arrays or nothing."""
     prefix = f"{role}/"
     names = [name.removeprefix(prefix) for name in files if name.startswith(prefix)]
     if not names:
@@ -242,7 +242,7 @@ def find_images(files: Mapping[str, Path], role: str) -> ImageList | None:
 
 
 def read_table(path: Path) -> ImageList:
-    """Return the images in a table with the columns `file` and `label`; ValueError for any other."""
+    """Read a table of images with the columns `file` and `label`; ValueError for any other file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.reader(stream))

@@ -1,4 +1,4 @@
-"""`import`: a framework's model becomes Relax with weights as arguments, the weights, and a signature."""
+"""`import`: convert a framework's model to Relax, its weights, and a signature."""
 
 from __future__ import annotations
 
@@ -58,25 +58,26 @@ describe = explain = no_lines
 MODEL: Final = "model.json"
 PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
-# Of CPU time. A file comes from anybody, and the time of a stage is for machines with other work, too.
+# The limit on CPU time, because a model file is not trusted. The stage's own timeout is longer, for machines that
+# have other work, too.
 _MIN_CPU_S: Final = 900
 _BYTES_PER_S: Final = 1 << 20
-# Operators that move a window over data: the beginnings of their names.
+# The prefixes of operators that move a window over data.
 _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
 
-# Downsampling factors of networks with skip connections between feature maps of equal size.
+# The values of `multiple_of` to suggest: downsampling factors of networks whose skip connections need equal sizes.
 _MULTIPLES: Final = (2, 4, 8, 16, 32, 64)
 _MAX_MINIMA: Final = 4
 
 OF_STATES: Final = ("states", "model")
-"""Additional fields in the signature of a model with states: these, and the digest of its files."""
+"""Additional fields in the signature of a model with states: the states, and the digest of its files."""
 
 NODES: Final = "nodes.json"
-"""The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
+"""For each binding of `main`, its node in the user's model; only for reports, without effect on code."""
 
 
 class InputSettings(Settings):
-    """An input of the model, as far as the recipe describes it."""
+    """What the recipe says about an input of the model."""
 
     shape: tuple[Size, ...] | None = None
     dtype: str | None = None
@@ -84,7 +85,7 @@ class InputSettings(Settings):
 
 
 class DimensionSettings(Settings):
-    """The range of a dimension. The sizes that kernels are tuned at do not change the imported model."""
+    """The range of a dynamic dimension; tuning sizes do not affect the imported model."""
 
     min: int
     max: int
@@ -92,7 +93,7 @@ class DimensionSettings(Settings):
 
 
 class ImportSettings(StageSettings):
-    """The source's kind (not its path), inputs and dimensions, and the tensors at which the model is cut."""
+    """The model's kind (not its path), inputs, dimensions, and the tensors at which it is cut."""
 
     model: dict[str, Json]
     inputs: dict[str, InputSettings]
@@ -102,10 +103,10 @@ class ImportSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
-    """Return the settings of a model, besides the content of its files."""
+    """Return what the imported model depends on, besides the content of its files."""
     return ImportSettings(
         model={"kind": recipe.model.kind},
-        # the dtype of an input without a shape is taken from the model
+        # an input without a shape gets its dtype from the model
         inputs={
             name: InputSettings(
                 shape=spec.shape,
@@ -127,11 +128,11 @@ class ImportFacts(NamedTuple):
     """The facts of a model, or of a part of one.
 
     Attributes:
-        weight_bytes: The size of the weights; None if an earlier version did not record it.
-        operators: The number of calls of each of TVM's operators.
-        nodes: The node of the user's model of each binding of `main`.
+        weight_bytes: The size of the weights in bytes; None if another version did not record it.
+        operators: The count of calls of each TVM operator.
+        nodes: The node of the user's model for each binding of `main`.
         tensors: The inner tensors at which the model can be cut.
-        bound: The inputs that are bound to a value, with that value.
+        bound: The constant inputs, with their values.
     """
 
     weights: int = 0
@@ -150,7 +151,7 @@ class ImportFacts(NamedTuple):
 
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
-    """Import the model, and write it in several files, so that later stages can need only one of them."""
+    """Import the model, and write it in several files, so that a later stage can depend on only some."""
     seconds = (
         _MIN_CPU_S
         + sum(path.stat().st_size for path in context.inputs.values() if path.is_file())
@@ -178,7 +179,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
         advice = _advise_sizes(settings, dimensions, context.inputs, error.message)
         raise ImportFailed(error.message, fix=advice + error.fix) from error
     if LABELS in context.inputs:
-        # export would find it out, after the search
+        # check labels now: `export` would reject them only after the search
         read_labels(context.inputs[LABELS], loaded.outputs[0])
     if dimensions:
         from tvmflow.graph.dynamic_shapes import with_dimensions
@@ -212,7 +213,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
 def _load(
     settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
 ) -> tuple[LoadedModel, list[Json]]:
-    """Return the model as its frontend imports it, and its constant inputs."""
+    """Import the model with its frontend; return it with its constant inputs."""
     frontend = FRONTENDS[settings.model["kind"]]
     requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
     inputs = frontend.read_facts(files).inputs
@@ -221,7 +222,7 @@ def _load(
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
-    # a part returns tensors of data-dependent shapes, not padded ones with a count
+    # in a part, tensors of data-dependent shape are returned as they are, not padded and counted
     loaded = frontend.load(
         files, specs, settings.tensors, arrays, dimensions, counts_rows=not settings.tensors
     )
@@ -234,7 +235,7 @@ def _advise_sizes(
     files: Mapping[str, Path],
     message: str,
 ) -> str:
-    """Return the `min` or `multiple_of` with which the import succeeds; `message` says why it failed."""
+    """Return the advice of a `min` or `multiple_of` with which the import succeeds; may be empty."""
 
     def is_possible(tried: Sequence[Dimension]) -> bool:
         try:
@@ -243,7 +244,7 @@ def _advise_sizes(
             return False
         return True
 
-    # a size such as min(n, 5) is a number from there on
+    # sizes in the error message are candidates for `min`: min(n, 5) is constant from n = 5 on
     numbers = sorted({int(number) for number in re.findall(r"\b\d{1,6}\b", message)})
     for least in numbers[:_MAX_MINIMA]:
         for index, entry in enumerate(dimensions):
@@ -279,7 +280,7 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
 
 
 def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
-    """Let `main` carry the states that grow."""
+    """Add the growing states to the attributes of `main`."""
     from tvmflow.graph.states import GrowingState, with_states
 
     inputs, outputs = ([spec.name for spec in specs] for specs in (loaded.inputs, loaded.outputs))
@@ -306,7 +307,7 @@ def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension])
 
 
 def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
-    """Check that no tensor has a size below 0, and no window is larger than its data."""
+    """Check that no size is negative, and that no window is larger than its padded data."""
     from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import read_dimensions
 
@@ -335,7 +336,7 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
 
 
 def _shape_at(var: Any, known: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of a tensor at sizes of the dimensions; empty for one that depends on more."""
+    """Return a tensor's shape at some sizes of the dimensions; empty if it also depends on other values."""
     from tvmflow.graph import ir
     from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of
 
@@ -359,11 +360,12 @@ def write_model(
 ) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return its facts.
 
-    `main` of `mod` takes inputs, then weights. `nodes` has the node of each of its bindings. `tensors` of the signature
-    are inner tensors that `main` also returns, at which the model can be cut. `more` joins the signature.
+    `main` of `mod` takes inputs, then weights. `nodes` has the node of each of its bindings. `tensors` in the
+    signature are inner tensors that `main` also returns, at which the model can be cut. `more` has further fields for
+    the signature.
 
     Raises:
-        ImportFailed: when a tensor has a name that generated code cannot hold.
+        ImportFailed: if a tensor's name cannot be used in generated code.
     """
     import numpy as np
     import tvm
@@ -380,7 +382,7 @@ def write_model(
         document["dimensions"] = [entry.to_json() for entry in dimensions]
     document.update(more)
     (out / MODEL).write_text(tvm.ir.save_json(name_checked_nodes(mod, nodes)))
-    # it would write the memory of a transposed array in its own order
+    # safetensors writes memory as it is: a transposed array must be made contiguous
     save_file({name: np.asarray(array, order="C") for name, array in params.items()}, out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
     (out / NODES).write_text(json.dumps(nodes, indent=0))
@@ -396,7 +398,7 @@ def write_model(
 
 
 def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
-    """Check that generated code holds the names of inputs, outputs or inner tensors."""
+    """Check that generated code can contain the names of inputs, outputs or inner tensors."""
     for spec in specs:
         if problem := find_name_problem(spec.name):
             raise ImportFailed(
@@ -406,7 +408,7 @@ def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
 
 
 def _count_operators(mod: tvm.IRModule) -> dict[str, int]:
-    """Return how often each of TVM's operators is called."""
+    """Return how often each TVM operator is called."""
     from tvm import relax
 
     from tvmflow.graph import ir

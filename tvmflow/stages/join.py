@@ -1,4 +1,4 @@
-"""`join`: the parts of a model behind one `run`. Planned for targets that are in parts."""
+"""`join`: combine the parts of a model behind one `run`, for partitioned targets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ explain = no_lines
 
 
 class JoinedPart(Settings):
-    """Name of a part, TVM's kind of its target, and the triple of the system that loads it."""
+    """A part's name, TVM's kind of its target, and the triple of the system that loads it."""
 
     name: str
     kind: str
@@ -56,7 +56,7 @@ def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
 
 
 def list_outputs(recipe: Recipe) -> list[str]:
-    """Return the outputs that there are for a partitioned target as a whole."""
+    """Return the requested outputs that a partitioned target can have as a whole."""
     return sorted(set(recipe.outputs) & set(PARTITIONED_EXPORTERS))
 
 
@@ -76,7 +76,7 @@ def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:
 def _make_request(
     name: str, release_version: str, target: str, parts: Sequence[JoinedPart]
 ) -> ExportRequest:
-    """Return the request for the parts; its platform is the one that all of them share, or none."""
+    """Return the request for all parts; it has a platform only if all parts have the same one."""
     requests = tuple(
         ExportRequest(
             name=part.name,
@@ -98,7 +98,7 @@ def _make_request(
 
 
 def deliveries(recipe: Recipe, target: PartitionedTarget) -> Files:
-    """Return the files of every output that there is for a partitioned target as a whole."""
+    """Return the files of every output of the partitioned target as a whole."""
     request = make_request(recipe, target)
     return export.list_files(request, list_outputs(recipe), PARTITIONED_EXPORTERS)
 
@@ -110,13 +110,13 @@ Transfer = TypedDict(
 
 
 class JoinFacts(NamedTuple):
-    """The tensors that parts give to others."""
+    """The tensors that are passed from part to part."""
 
     transfers: tuple[Transfer, ...]
 
 
 def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
-    """Write a bundle that contains the bundles of the parts, and every requested output of it."""
+    """Write a bundle with the bundles of all parts, and every requested output made from it."""
     from tvmflow.exporters import bundle
     from tvmflow.runtime.bundles import read_bundle
 
@@ -173,7 +173,7 @@ def _list_transfers(
 
 
 def describe(facts: JoinFacts, inputs: KnownFacts) -> list[str]:
-    """Return the tensors that one part gives to another, and where they have to be copied."""
+    """Return a line for each tensor passed from part to part, and whether it is copied."""
     lines = []
     for transfer in facts.transfers:
         source, destination = transfer["devices"]

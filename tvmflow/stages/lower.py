@@ -1,4 +1,4 @@
-"""`lower`: the kernels of a model for a machine, and the function of its weights.
+"""`lower`: lower a model to kernels for a machine, and a function that transforms its weights.
 
 It is planned with the first stage that reads them.
 """
@@ -40,7 +40,7 @@ NAME: Final = "lower"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    """Lower the model again and write its IR; `payload` has `settings`, `inputs` and `folder`."""
     from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
@@ -66,7 +66,7 @@ LOWERED_ROLE: Final = f"{NAME}/{LOWERED}"
 
 
 class LowerSettings(StageSettings):
-    """The target, how the model is lowered, and the sizes that each dimension is tuned at."""
+    """The target, the lowering options, and the tuning sizes of each dimension."""
 
     target: dict[str, Json]
     lowering: Lowering
@@ -74,7 +74,7 @@ class LowerSettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
-    """Return the target of the lowering."""
+    """Return the target, the lowering options and the tuning sizes."""
     return LowerSettings(
         target=target.tvm,
         lowering=replace(lowering_options(recipe), shares_weights=bool(target.isa_level_target)),
@@ -86,8 +86,8 @@ class LowerFacts(NamedTuple):
     """The facts of a lowered model.
 
     Attributes:
-        kernels: How many kernels it has.
-        vectors: The vectors of its kernels; None if the target has no choice.
+        kernels: How many kernels the model has.
+        vectors: The vector width of its kernels; None if the target has only one.
     """
 
     kernels: int
@@ -124,17 +124,17 @@ def _lower(
 
 
 def describe(facts: LowerFacts, inputs: KnownFacts) -> list[str]:
-    """Return the number of kernels, and the width of vectors where it is not the widest."""
+    """Return the count of kernels, and the vector width if it is not the widest one."""
     return [count_text(facts.kernels, "kernel"), *_describe_vectors(facts.vectors, always=False)]
 
 
 def explain(facts: LowerFacts) -> list[str]:
-    """Return the width of vectors, and the estimate that it was chosen by."""
+    """Return the vector width, and the estimated costs that it was chosen by."""
     return _describe_vectors(facts.vectors, always=True)
 
 
 def _describe_vectors(vectors: VectorWidth | None, *, always: bool) -> list[str]:
-    """Return the width of vectors, with estimates; nothing of the widest unless asked for always."""
+    """Return the vector width with estimates; with `always`, also if it is the widest one."""
     if vectors is None:
         return []
     bits, costs = vectors

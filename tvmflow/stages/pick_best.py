@@ -1,4 +1,4 @@
-"""`pick_best`: measures each workload's finalists again, interleaved, and keeps the fastest.
+"""`pick_best`: measure each workload's finalists again, interleaved, and keep the fastest.
 
 Then the whole library is compared with the untuned one, and a slower one stays untuned. The
 ledger keeps these times, so that the same finalists always have the same winner.
@@ -74,8 +74,8 @@ FINALISTS: Final = "finalists.json"
 LOG: Final = "finalists.log"
 
 _ROUNDS: Final = 9
-# Two medians that are closer than this, or than the spread of the faster one's samples up to the
-# second figure, do not decide which schedule is better.
+# Two schedules count as equally fast if their medians differ by less than the spread of the faster one's samples,
+# limited to this range.
 _MIN_NOISE: Final = 0.02
 _MAX_NOISE: Final = 0.10
 _SHOWN_KERNELS: Final = 5
@@ -83,7 +83,7 @@ _NAME_WIDTH: Final = 48
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSearchSettings:
-    """Return how to measure, and the machine that is measured on."""
+    """Return how to measure, and the machine to measure on."""
     if not recipe.tune.trials:
         return NO_SEARCH
     return PickBestSettings(
@@ -99,7 +99,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
-    """Return the picture of the roofline, where the recipe tunes."""
+    """Return the roofline chart, if the recipe tunes."""
     if not recipe.tune.trials:
         return ()
     return ((ROOFLINE, f"{target.part}-{ROOFLINE}" if target.part else ROOFLINE),)
@@ -121,11 +121,11 @@ class _OpenJudgement(TypedDict, total=False):
 
 
 class Judgement(_OpenJudgement):
-    """The outcome of measuring a workload's finalists again; times in µs.
+    """The outcome of measuring a workload's finalists again; times are in µs.
 
-    `rule` is the schedule rule of the untuned kernel, `winner` the id of a finalist that is faster
-    than the untuned kernel, `error` why nothing could be measured. `overruled` says why such a
-    finalist is not used all the same. `finalists` have their `id`, and in `samples_us` one time a round.
+    `rule` is the schedule rule of the untuned kernel. `winner` is the id of the finalist that is faster than the
+    untuned kernel, or None. `overruled` says why a faster finalist is not used, and `error` why nothing could be
+    measured. Each of `finalists` has its `id`, and in `samples_us` one time per round.
     """
 
     name: str
@@ -144,9 +144,9 @@ class Finalist(NamedTuple):
     """A trial measured again.
 
     Attributes:
-        ledger_s: Its median in seconds when it was found.
-        samples: A time for each round: for several sizes, the geometric mean of their times.
-        sizes: For a kernel that is measured at several sizes, the samples at each.
+        ledger_s: The median seconds of the trial in the ledger.
+        samples: The seconds in each round; for several sizes, the geometric means.
+        sizes: For a kernel that is measured at several sizes, the samples at each size.
     """
 
     id: str
@@ -156,16 +156,16 @@ class Finalist(NamedTuple):
 
 
 def choice_text(chosen: Mapping[str, Json]) -> str:
-    """Return the one spelling of a choice: workload -> trace."""
+    """Return a choice (workload -> trace) as canonical JSON text."""
     return json.dumps(chosen, indent=1, sort_keys=True)
 
 
 class LibraryFacts(TypedDict, total=False):
-    """The outcome for the whole library, tuned beside untuned; empty if it was not compared.
+    """The comparison of the tuned library with the untuned one; empty if they were not compared.
 
     Attributes:
-        overruled: Kernels that are faster only in isolation -> the reason why they are not tuned.
-        pairs: How many turns there were.
+        overruled: The reason why kernels stay untuned -> the kernels that are faster only in isolation.
+        pairs: How many pairs of times were measured.
     """
 
     overruled: dict[str, list[str]]
@@ -179,18 +179,18 @@ class LibraryFacts(TypedDict, total=False):
 
 
 class PickBestFacts(NamedTuple):
-    """The outcome of tuning; times in µs of one inference.
+    """The outcome of tuning; times are µs per inference.
 
     Attributes:
-        tuned: How many workloads have a schedule of the search.
+        tuned: How many workloads have a schedule from the search.
         tunable: How many can be tuned.
-        untried: Of how many no trial worked, or none was made.
-        coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
-        peak_gflops: The peak of the machine; None if it is not known.
+        untried: How many tunable workloads have no successful trial.
+        coverage: The share of the untuned time in kernels with a schedule, from the search or a rule.
+        peak_gflops: The peak of the machine in GFLOPS; None if unknown.
         threads: The threads that kernels ran with; None if nothing was measured.
         library: The outcome for the whole library.
-        size_speedups: For each tuned kernel with dynamic shapes, the speedup at each size to tune at.
-        wrong: For kernels with dynamic shapes, the problems of banned schedules' values.
+        size_speedups: For each tuned kernel with dynamic shapes, the speedup at each tuning size.
+        wrong: For kernels with dynamic shapes, how banned schedules compute wrong values.
     """
 
     tuned: int
@@ -214,7 +214,7 @@ class PickBestFacts(NamedTuple):
 
 
 def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> PickBestFacts:
-    """Write the winner's trace for every workload that tuning makes faster, and all the timings."""
+    """Write the winner's trace for every workload that tuning makes faster, and all times."""
     records = json.loads(context.inputs["tune/records.json"].read_text())
     tasks = [task for task in _read_json(context.inputs, "tasks.json") if task["tunable"]]
     judgements: dict[str, Judgement] = {}
@@ -298,7 +298,7 @@ def _measure(
 
 
 def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
-    """Raise StageError when no workload could be measured."""
+    """Raise StageError if no workload could be measured."""
     errors = [judgement["error"] for judgement in judgements.values() if judgement["error"]]
     if errors and len(errors) == len(judgements):
         raise StageError(
@@ -308,7 +308,7 @@ def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
 
 
 def _check_coverage(coverage: float, min_coverage: float | None) -> None:
-    """Raise VerifyFailed when too much of the time is in kernels without a schedule."""
+    """Raise VerifyFailed if kernels with a schedule cover less than `min_coverage` of the time."""
     if min_coverage is not None and coverage < min_coverage:
         raise VerifyFailed(
             f"kernels with a schedule cover {coverage:.0%} of the untuned time, "
@@ -320,7 +320,7 @@ def _check_coverage(coverage: float, min_coverage: float | None) -> None:
 def _make_facts(
     tunable: int, judgements: Mapping[str, Judgement], peak: float | None, library: LibraryFacts
 ) -> PickBestFacts:
-    """Return the gain of tuning."""
+    """Return the facts about the gain of tuning."""
     untuned_us = tuned_us = covered_us = 0.0
     kernels: list[MeasuredKernel] = []
     for judgement in judgements.values():
@@ -375,7 +375,7 @@ def measure_workload(
     trials: Sequence[Mapping[str, Json]],
     ledger: WorkloadLedger,
 ) -> FinalistTimes:
-    """Return the times of a workload untuned and with each finalist, measured once for a ledger."""
+    """Return a workload's times, untuned and with each finalist, from the ledger or a measurement."""
     from tvmflow.tuning.measure import Timing
     from tvmflow.tuning.measurer import FinalistsRequest, read_or_measure
 
@@ -385,7 +385,7 @@ def measure_workload(
         traces=[trial["trace"] for trial in trials],
         target=settings.measured_target,
         rules_version=settings.schedules,
-        # shorter samples than in the search, but more of them, and spread over time
+        # samples are shorter than in the search, but there are more, spread over time
         timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
         by_driver=settings.by_driver,
         rounds=_ROUNDS,
@@ -440,7 +440,7 @@ def _call_alone(
 def measure_peak(
     settings: PickBestSettings, context: StageContext, fork_server: ForkServer
 ) -> float | None:
-    """Return the peak of this machine's CPU in GFLOPS; None for other devices, and if not measurable."""
+    """Return the peak of this machine's CPU in GFLOPS; None for other devices, or if it is unknown."""
     from tvmflow.tuning import roofline
 
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
@@ -454,7 +454,7 @@ def measure_peak(
 def judge_finalists(
     task: Mapping[str, Json], measured: FinalistTimes, trials: Sequence[Mapping[str, Json]]
 ) -> Judgement:
-    """Return the winner among a workload's finalists, with all that they were judged by."""
+    """Return the winner among a workload's finalists, and the times that it was chosen by."""
     untuned_sizes, *sizes = measured.sizes or ((),) * (1 + len(measured.samples))
     finalists = [
         Finalist(trial["id"], trial["seconds"], samples, rows)
@@ -493,16 +493,15 @@ def choose_finalist(
     untuned: Sequence[float],
     untuned_sizes: Sequence[Sequence[float]] = (),
 ) -> Finalist | None:
-    """Return the finalist to keep; None when none is faster than the untuned kernel beyond the noise.
+    """Return the finalist to keep; None if none is faster than the untuned kernel beyond the noise.
 
-    Among those without a significant difference it is the one that the ledger knows as
-    fastest, so that measuring again does not change the choice. One that is slower at one of several
-    sizes is not kept, however fast it is at the others.
+    Of finalists without a significant difference, the one that is fastest in the ledger is kept, so that measuring
+    again does not change the choice. A finalist that is slower at one of several sizes is never kept.
 
     Args:
-        finalists: The finalists with their samples, one a round.
+        finalists: The finalists with their samples, one per round.
         untuned: Seconds of the untuned kernel in the same rounds, or a single time.
-        untuned_sizes: The same for each of several sizes.
+        untuned_sizes: The seconds of the untuned kernel at each of several sizes.
     """
     from tvmflow.tuning.measurer import MIN_GAIN, pair_with_untuned
 
@@ -526,7 +525,7 @@ def choose_finalist(
 
 
 def _relative_noise(samples: Sequence[float]) -> float:
-    """Return half the distance between the quartiles, relative to the median, within bounds."""
+    """Return half the interquartile range relative to the median, limited to a range."""
     ordered = sorted(samples)
     quarter = len(ordered) // 4
     spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
@@ -537,7 +536,7 @@ def _relative_noise(samples: Sequence[float]) -> float:
 
 
 def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
-    """Return the gain of tuning, with the slowest kernels."""
+    """Return lines with the gain of tuning and the slowest kernels."""
     if not facts.untuned_us:
         return []
     tuned = inputs.get(TuneFacts)
@@ -574,12 +573,12 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
 def _kept_text(facts: PickBestFacts, untried: int) -> str:
     kept = f"tuning kept {facts.tuned} of {count_text(facts.tunable, 'workload')}"
     is_vain = not facts.tuned and not facts.library.get("overruled")
-    # where trials failed, or none was made, the lines below say so
+    # if trials failed or are missing, the lines below say so
     return f"{kept}: the rules were already fastest" if is_vain and not untried else kept
 
 
 def _describe_untried(untried: int, untunable: int) -> list[str]:
-    """Return how many workloads have no trial that worked, and how many no trial at all."""
+    """Return lines with the count of workloads without a successful trial, and without any trial."""
     broken = min(untunable, untried)
     counts = {"no trial that worked": broken, "no trial": untried - broken}
     return [
@@ -621,31 +620,31 @@ def _gflops_text(kernel: MeasuredKernel, peak: float | None) -> str:
 
 
 def _saved_per_minute(saved_s: float, tuning_s: float) -> str:
-    """Return by how much an inference became shorter for each minute of tuning in this run."""
+    """Return the time saved per inference for each minute of tuning in this run, as text."""
     if not tuning_s or saved_s <= 0:
         return "–"
     return latency_text(saved_s / (tuning_s / 60))
 
 
 # ---------------------------------------------------------------- library choice
-# The choice for the whole library: the tuned kernels that are slower between the others stay
-# untuned, and all of them if the library is not faster.
+# The choice for the whole library: tuned kernels that are slower inside the library stay untuned, and all kernels do
+# if the tuned library is not faster.
 
 
 SLOWER_IN_LIBRARY: Final = "slower in the library"
 LIBRARY_SLOWER: Final = "the library is not faster"
 NEGLIGIBLE: Final = "its gain is negligible"
-"""Why a kernel keeps its untuned schedule, though the tuned one is faster in isolation."""
+"""The reasons why a kernel stays untuned, although it is faster tuned in isolation."""
 
-# Where kernels together save a smaller share of a call, the positions of code and data in memory decide which library
-# is faster, and another build has others.
+# If tuned kernels together save a smaller share of a call, the placement of code and data in memory decides which
+# library is faster, and this changes with every build.
 _MIN_LIBRARY_GAIN: Final = 0.01
-# Two compilations of the model, and its calls.
+# The timeout for compiling the model twice and calling it.
 _TIMEOUT_S: Final = 1800.0
 
 
 def drop_negligible(judgements: Mapping[str, Judgement]) -> None:
-    """Take the schedules from the winners if together they save less than 1 % of all kernels' time."""
+    """Leave all kernels untuned if the winners together save less than 1 % of all kernels' time."""
     winners = [judgement for judgement in judgements.values() if judgement["winner"]]
     untuned_us = sum(j["weight"] * (j["untuned_us"] or 0.0) for j in judgements.values())
     saved_us = sum(
@@ -669,7 +668,7 @@ def compare_libraries(
     chosen: Mapping[str, Json],
     ledger: Ledger,
 ) -> LibraryTimes | None:
-    """Return the tuned library compared with the untuned one; None if it cannot be timed here."""
+    """Compare the tuned library with the untuned one; None if they cannot be timed here."""
     from tvmflow.tuning import libraries
 
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
@@ -682,7 +681,7 @@ def compare_libraries(
         names={task["key"]: task["names"] for task in tasks if task["key"] in chosen},
         chosen=chosen,
         target=settings.target,
-        # those of steps on the CPU, where kernels run on a device
+        # if kernels run on a device, the threads are for the steps on the CPU
         threads=settings.threads or count_usable_cpus(),
         runtime=settings.runtime,
         rules_version=settings.schedules,
@@ -700,7 +699,7 @@ def compare_libraries(
 
 
 def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:
-    """Take the schedules from the winners that lose in the library."""
+    """Leave the kernels untuned that are slower in the library; all if the library is not faster."""
     for key, judgement in judgements.items():
         if times is None or judgement["winner"] is None:
             continue
@@ -711,7 +710,7 @@ def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None)
 
 
 def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> LibraryFacts:
-    """Return the outcome for the library."""
+    """Return the facts about the whole library."""
     overruled: dict[str, list[str]] = {}
     for judgement in judgements.values():
         if judgement["overruled"]:
@@ -733,7 +732,7 @@ def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) 
 
 
 def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
-    """Return which kernels lost in the whole library, or that all of them did."""
+    """Return lines about kernels that stay untuned because of the whole library."""
     if error := facts.get("error"):
         return [f"the tuned library was not compared with the untuned one: {error}"]
     overruled = facts.get("overruled", {})
@@ -751,7 +750,7 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
             f"so left untuned: {name_some(names)}"
         )
     if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):
-        # of a library that stays tuned, `verify` measures the speedup of the delivered form
+        # only for an untuned library: if it is tuned, `verify` measures the speedup as delivered
         among = f" of {count_text(tried, 'schedule')} that were tried" if tried else ""
         lines.append(
             f"the untuned library is the fastest{among}: with its tuned kernels it has a speedup of "
@@ -762,7 +761,7 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
 
 
 def describe_roofline(facts: PickBestFacts, tuned: TuneFacts | None) -> list[str]:
-    """Return the speedup that the roofline would allow, beside the time that was spent on tuning."""
+    """Return a line with the speedup that the roofline would allow, and the time spent on tuning."""
     if tuned is None or not tuned.measured:
         return []
     least_us = {w.name: w.roofline_us for w in tuned.workloads if w.roofline_us}

@@ -1,4 +1,4 @@
-"""The runtime of a library: C code in the library itself, or TVM's virtual machine."""
+"""Choose the runtime of a library: C code in the library itself, or TVM's virtual machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 AUTO: Final = "auto"
-"""The C runtime if the model allows it: `extract_tasks` and `build` find out."""
+"""The C runtime if the model allows it, which `extract_tasks` and `build` find out."""
 
 FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM, WebgpuBackend.KIND: form_names.WEBGPU}
-"""The runtime -> the form of compiled code for it."""
+"""Runtime -> the form of compiled code for it."""
 
 
 def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides.
+    """Return a recipe's runtime for one target: C_RUNTIME, VM, or AUTO if the model decides.
 
-    Code for the GPU of a browser is run by the package that it is delivered in.
+    For WebGPU, it is the backend's kind: code for a browser's GPU is run by the package that contains it.
     """
     backend = backend_for(target.tvm)
     if backend.IS_BESIDE_HOST:
@@ -40,16 +40,16 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
 
 
 def vm_reason(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return why `auto` means TVM's virtual machine for any model, or an empty string."""
+    """Return why `auto` means TVM's virtual machine independent of the model; empty if it does not."""
     outputs_forms = {EXPORTERS[output].FORM for output in recipe.outputs}
-    # a part of a model may have no outputs of its own: it is in a bundle of the whole
+    # a part may have no outputs of its own, because it is delivered in the bundle of all parts
     if outputs_forms and outputs_forms.isdisjoint({"", C_LIBRARY}):
         return "all outputs are made for it"
     return no_c_runtime_reason(recipe, target)
 
 
 def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return why no library for a target can have the C runtime, or an empty string."""
+    """Return why libraries for a target cannot have the C runtime; empty if they can."""
     kind = str(target.tvm["kind"])
     backend = backend_for(target.tvm)
     if not (backend.RUNS_ON_HOST_CPU or backend.EXECUTOR):
@@ -67,14 +67,14 @@ def requires_vm(recipe: Recipe) -> bool:
 
 
 def no_vm_reason(target: ResolvedTarget) -> str:
-    """Return why no library for a target can have TVM's runtime, or an empty string."""
+    """Return why libraries for a target cannot have TVM's runtime; empty if they can."""
     if reason := backend_for(target.tvm).no_tvm_runtime_reason(target.tvm):
         return reason
     return "" if target.toolchain else linking.unlinkable_reason(cpu_triple(target.tvm))
 
 
 def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:
-    """Return whether there must be a C library, so that a model that needs TVM's runtime is an error."""
+    """Return whether a C library is required; a model that needs TVM's runtime is an error then."""
     return C_LIBRARY in list_forms(recipe) or choose_runtime(recipe, target) == C_RUNTIME
 
 
@@ -90,7 +90,7 @@ def run_location(recipe: Recipe) -> str:
 
 
 def describe_runtime(reason: str) -> list[str]:
-    """Return a report's line about a library that needs TVM's virtual machine; nothing without a reason."""
+    """Return a line about a library that needs TVM's virtual machine; none if `reason` is empty."""
     return (
         [f"runs on TVM's virtual machine (runtime: vm), which it needs for {reason}"]
         if reason

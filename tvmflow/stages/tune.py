@@ -1,4 +1,4 @@
-"""`tune`: searches schedules for the workloads of a model, on the ledger that all models share."""
+"""`tune`: search schedules for a model's workloads, with the ledger that all models share."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from tvmflow.tuning.tuning_job import (
 
 
 class TrialSettings(StageSettings):
-    """The machine that measures trials; `remote` is how to reach its devices where they are behind RPC.
+    """The machine that measures trials; `remote` describes how to reach devices behind RPC.
 
-    `threads` is the number of threads of kernels; None for code without CPU threads. `by_driver` means that
-    kernels are measured in C libraries, which launch them by the driver of their device.
+    `threads` is the thread count of kernels; None for code without CPU threads. `by_driver` means that kernels are
+    measured in C libraries, which launch them with the device's driver.
     """
 
     schedules: int
@@ -62,20 +62,20 @@ class TrialSettings(StageSettings):
 
     @property
     def measured_target(self) -> dict[str, Json]:
-        """TVM's target of the search, with the number of threads: the one that trials are kept for."""
+        """TVM's target with the thread count, under which the ledger keeps the trials."""
         return with_threads(self.target, self.threads)
 
     @property
     def measured_devices(self) -> tuple[str, ...]:
-        """The device whose kernels are timed, unless it is behind RPC."""
+        """The device of this machine on which kernels are timed; none if devices are behind RPC."""
         return () if self.remote else (self.device["kind"],)
 
 
 class SearchSettings(Settings):
-    """The budget, how to search and how to measure; see `recipe.Tune`.
+    """The budget and the options of searching and measuring; see `recipe.Tune`.
 
-    `interim` is a part of a longer search, after which its best result so far is delivered; the first
-    part has 0 minutes.
+    `interim` marks a part of a longer search, after which the best result so far is delivered; the first part has 0
+    minutes.
     """
 
     trials: int
@@ -98,7 +98,7 @@ class SearchSettings(Settings):
 
     @property
     def measures(self) -> bool:
-        """False if it takes the best of the trials that the ledger has."""
+        """False if nothing is measured, and only trials in the ledger are used."""
         return self.minutes != 0
 
     @property
@@ -108,14 +108,14 @@ class SearchSettings(Settings):
 
 
 class TuneSettings(TrialSettings):
-    """The search; `unmeasurable_reason` says why nothing can be measured for the target."""
+    """The search; `unmeasurable_reason` says why the target cannot be measured, if it cannot."""
 
     tune: SearchSettings
     unmeasurable_reason: str = ""
 
 
 class FinalistSettings(Settings):
-    """Options of measuring, and the least share of time in kernels with a schedule; see `recipe.Tune`."""
+    """The measuring options, and the least coverage by kernels with a schedule; see `recipe.Tune`."""
 
     number: int
     min_repeat_ms: int
@@ -125,7 +125,7 @@ class FinalistSettings(Settings):
 
 
 class PickBestSettings(TrialSettings):
-    """The measurement of finalists, and the executor of the whole library."""
+    """The options for measuring finalists, and the runtime of the whole library."""
 
     tune: FinalistSettings
     runtime: str
@@ -138,7 +138,7 @@ class NoTrials(Settings):
 
 
 class NoSearchSettings(StageSettings):
-    """No search; nothing else matters then."""
+    """The settings without a search: nothing else affects the result."""
 
     tune: NoTrials
 
@@ -147,18 +147,18 @@ NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
 
 
 def measured_threads(target: ResolvedTarget) -> int | None:
-    """Return the number of threads that a target's kernels are measured with; None for a GPU."""
+    """Return the thread count that a target's kernels are measured with; None for a GPU."""
     return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
 
 
 def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
-    """Return whether kernels are launched by a driver on this machine, without TVM's runtime."""
+    """Return whether kernels are launched with a device's driver here, without TVM's runtime."""
     has_executor = bool(backend_for(target.tvm).EXECUTOR)
     return has_executor and not target.remote and choose_runtime(recipe, target) != VM
 
 
 def find_ledger_key(preimage: Mapping[str, Json]) -> str:
-    """Return the name of the ledger's folder for the trials of a search; empty if nothing was searched."""
+    """Return the name of the ledger's folder for a search's trials; empty if nothing was searched."""
     settings = preimage.get("settings", {})
     if "target" not in settings:
         return ""
@@ -178,7 +178,7 @@ def forecast(
     ledger: Path,
     tvm_build: str,
 ) -> TrialForecast:
-    """Return the ledger's content for a search, reading only."""
+    """Return how much of a search the ledger has; this only reads."""
     if isinstance(settings, NoSearchSettings):
         return TrialForecast(0)
     if "extract_tasks/tasks.json" not in inputs:
@@ -204,7 +204,7 @@ deliveries = no_files
 
 RECORDS: Final = "records.json"
 
-# Above this change of one kernel's time, the machine was not the same during the search.
+# Above this relative change of one kernel's time, the machine's speed was not stable during the search.
 _MAX_DRIFT: Final = 0.1
 _FINISHED: Final = "; it had its share of this budget before"
 _STOPPED_TEXTS: Final[Mapping[str, str]] = {
@@ -219,7 +219,7 @@ _STOPPED_TEXTS: Final[Mapping[str, str]] = {
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchSettings:
-    """Return the search that the recipe asks for, and the machine that is measured on."""
+    """Return the recipe's search, and the machine to measure on."""
     if not recipe.tune.trials:
         return NO_SEARCH
     return TuneSettings(
@@ -235,7 +235,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
 
 
 def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> TuneFacts:
-    """Measure the budget's trials that the ledger lacks; write the best trials of each workload."""
+    """Measure the trials of the budget that the ledger lacks; write each workload's best trials."""
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
         return NOT_TUNED._replace(usable_cpus=count_usable_cpus(), cpus=count_cpus())
@@ -250,7 +250,7 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
                 "id": trial.id,
                 "trace": trial.trace,
                 "seconds": trial.seconds,
-                # a store that fetches this result has no ledger that knows it
+                # a store that fetches this result may lack the trial in its ledger
                 "when": trial.when,
             }
             for trial in ledgers[task.key].valid()[: settings.tune.finalists]
@@ -258,7 +258,7 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Tun
         for task in tasks
     }
     if not settings.tune.measures and not any(best.values()):
-        # nothing has to be measured for a library without schedules from the ledger
+        # without trials, `pick_best` has nothing to measure
         best = {}
     (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
     banned = (
@@ -317,7 +317,7 @@ def search(
         trial_timeout_s=tune.trial_timeout_s,
         schedules=settings.schedules,
     )
-    # both before the search starts its threads: the modules of children, and the server they fork from
+    # load modules for the children and start the fork server before the search starts threads
     measure.load_compiler(
         settings.target, runs=settings.remote is None, by_driver=settings.by_driver
     )
@@ -334,7 +334,7 @@ def search(
             )
 
         def measure_roofline() -> roofline.Roofline | None:
-            # a GPU and a remote device have none
+            # rooflines of GPUs and remote devices are not measured
             if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
                 return None
             with contextlib.ExitStack() as stack:
@@ -363,7 +363,7 @@ def search(
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Describe workloads whose kernel the ledger lacks."""
+    """Record the descriptions and kernels of workloads that the ledger lacks."""
     import tvm
 
     from tvmflow.tuning.workloads import shapes_text
@@ -376,7 +376,7 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
 
 
 def _describe_threads(facts: TuneFacts) -> list[str]:
-    """Return how many threads kernels ran with, and which schedules came from near targets."""
+    """Return lines with the kernels' thread count, and the schedules from near targets."""
     if not facts.threads:
         return []
     line = f"measured with {count_text(facts.threads, 'thread')}"
@@ -392,7 +392,7 @@ def _describe_threads(facts: TuneFacts) -> list[str]:
 
 
 def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
-    """Raise StageError when all trials of all workloads failed."""
+    """Raise StageError if all trials of all workloads failed."""
     tried = [result for result in results if result.trials]
     broken = [result for result in tried if result.best_us is None and result.failed]
     if broken and len(broken) == len(tried):
@@ -404,7 +404,7 @@ def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
 
 
 def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:
-    """Return the `found` speedup and the `possible` one; empty if one of the times is not known."""
+    """Return the `found` and the `possible` speedup; empty if a time is unknown."""
     untuned_us = tuned_us = least_us = 0.0
     for w in workloads:
         if not w.untuned_us or not w.roofline_us:
@@ -419,7 +419,7 @@ def _make_gain(workloads: Sequence[WorkloadFacts]) -> dict[str, float]:
 
 
 def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
-    """Return the trials that a search had, why it ended, and unusual events."""
+    """Return lines with the trials of a search, why it ended, and unusual events."""
     if not facts.trials:
         return ["not tuned (tune.trials is 0)"]
     done = facts.measured + facts.reused
@@ -458,7 +458,7 @@ def describe_end(facts: TuneFacts, kept: int | None) -> str:
 
     Args:
         facts: The facts of the search.
-        kept: How many tuned kernels the library has; None if that is not known.
+        kept: How many tuned kernels the library has; None if unknown.
     """
     if not facts.measured:
         return ""
@@ -480,7 +480,7 @@ def list_single(facts: TuneFacts) -> list[str]:
 
 
 def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return at which sizes the schedules of kernels with dynamic shapes were measured."""
+    """Return a line with the sizes at which schedules for dynamic shapes were measured."""
     dynamic = [workload for workload in workloads if workload.sizes]
     if not dynamic:
         return []
@@ -492,7 +492,7 @@ def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return the possible gain of workloads by the roofline; the actual one is measured later."""
+    """Return lines with the gain that the roofline would allow, and the workloads near it."""
     lines = _describe_possible_gain(workloads)
     done = sum(workload.at_roofline for workload in workloads)
     if not done:
@@ -504,7 +504,7 @@ def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_possible_gain(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return the possible gain by the roofline of workloads with and without trials."""
+    """Return the gain that the roofline would allow, for workloads with and without trials."""
     gains_s = {True: 0.0, False: 0.0}
     total_s = 0.0
     for workload in workloads:
@@ -527,7 +527,7 @@ def _describe_possible_gain(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def explain(facts: TuneFacts) -> list[str]:
-    """Return for each workload its trials, its time, and the share of its roofline, the longest first."""
+    """Return each workload's trials, time and share of its roofline, the longest time first."""
     lines = []
     for workload in sorted(facts.workloads, key=lambda w: -w.calls * (w.untuned_us or 0.0)):
         times = [us for us in (workload.untuned_us, workload.best_us) if us]
@@ -542,7 +542,7 @@ def explain(facts: TuneFacts) -> list[str]:
 
 
 # ---------------------------------------------------------------- tuned kernels
-# The kernels that `tune` is for, and how many of their trials the ledger has already.
+# The kernels to tune.
 
 
 def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
@@ -568,10 +568,10 @@ def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
 def select_kernels(
     kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
 ) -> list[bool]:
-    """Return for each kernel, by all names of it, whether the recipe has it tuned.
+    """Return for each kernel, given by all its names, whether the recipe selects it for tuning.
 
     Raises:
-        StageError: when one of `only` or `skip` (names, patterns, operators) selects no kernel.
+        StageError: if an entry of `only` or `skip` (name, pattern or operator) selects no kernel.
     """
     unknown = [
         f"tune.{field}: '{pattern}'"

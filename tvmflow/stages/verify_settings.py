@@ -21,11 +21,11 @@ UNTIMED_REASONS: Final[Mapping[str, str]] = {
     CHROMIUM: "a GPU that the CPU stands for says nothing of the speed of a real one",
     RPC: "each part runs in a session of its own",
 }
-"""Where a library runs -> the reason why its speed says nothing there, when it has no `timed`."""
+"""Where a library runs -> why it cannot be timed there."""
 
 
 class CheckSettings(Settings):
-    """The checks of the recipe; see `recipe.Verify`. `data` is whether there is a file of samples."""
+    """The checks of the recipe; see `recipe.Verify`. `data` says whether the recipe has samples."""
 
     against: str
     label: str
@@ -43,12 +43,12 @@ class CheckSettings(Settings):
 
     @property
     def has_default_tolerance(self) -> bool:
-        """True if the recipe leaves the tolerance to `verify`."""
+        """True if the recipe sets neither `rtol` nor `atol`."""
         return self.rtol is None and self.atol is None
 
 
 class InputSettings(Settings):
-    """The range of random inputs, whether these have no 0, and whether an input takes images."""
+    """The range of an input's random values, whether they exclude 0, and whether it takes images."""
 
     range: tuple[float, float] | None = None
     nonzero: bool = False
@@ -56,9 +56,9 @@ class InputSettings(Settings):
 
 
 class CompareSettings(Settings):
-    """The runtimes that the library is compared with, and the ones that are not installed.
+    """The runtimes to compare the library with, and suitable ones that are not installed.
 
-    `fixed` asks for a fixed-shape library at each verified combination of sizes.
+    `fixed` requests a comparison with a fixed-shape library at each verified combination of sizes.
     """
 
     runtimes: tuple[str, ...]
@@ -75,7 +75,7 @@ class SpeedupSettings(Settings):
 class MachineSettings(Settings):
     """The machine that a library, or one part of it, is for.
 
-    `remote` describes how devices behind RPC are reached.
+    `remote` describes how to reach devices behind RPC.
     """
 
     tvm: dict[str, Json]
@@ -86,7 +86,7 @@ class MachineSettings(Settings):
 
 
 class IsaLevelSettings(Settings):
-    """The machine of a level and where it runs, or the reason why it is not verified."""
+    """The machine of an ISA level, and where it runs or why it is not verified."""
 
     machine: MachineSettings
     run_on: str = LOCAL
@@ -100,16 +100,16 @@ class PartSettings(Settings):
 
 
 class VerifySettings(StageSettings):
-    """The checks, the ranges of random inputs, and the machine whose latency is reported.
+    """The checks, the inputs, and the machine that the library is for.
 
     Attributes:
-        precision: The coarsest precision of any part.
+        precision: The lowest precision of any part.
         lowering: The lowering of the untuned variant; None for a partitioned target.
-        schedules: The version of its schedules; None for a partitioned target.
+        schedules: The version of the untuned variant's schedule rules; None for a partitioned target.
         tune_at: The tuning sizes, by dimension.
-        prefix: The prefix of the library's names, which the variable that chooses an ISA level has.
-        quantized: `quantize` made the model.
-        deliveries: The files of each output that is loaded as users do.
+        prefix: The prefix of the library's names, and of the environment variable that chooses an ISA level.
+        quantized: Whether `quantize` made the model.
+        deliveries: The files of each output to load as users do.
     """
 
     verify: CheckSettings
@@ -140,18 +140,18 @@ class VerifySettings(StageSettings):
 
     @property
     def divisors(self) -> frozenset[str]:
-        """The inputs whose random values are not 0."""
+        """The inputs whose random values exclude 0."""
         return frozenset(name for name, spec in self.inputs.items() if spec.nonzero)
 
     @property
     def machines(self) -> dict[str, MachineSettings]:
-        """The machine of each part by its name; empty names a model in one piece."""
+        """The machine of each part, by name; the name is empty if the model is not partitioned."""
         target = self.target
         return {"": target} if isinstance(target, MachineSettings) else target.parts
 
     @property
     def threads(self) -> int:
-        """The threads of other runtimes: the largest number of any part."""
+        """The thread count for other runtimes: the largest one of any part."""
         return max(machine.threads for machine in self.machines.values())
 
     @property
