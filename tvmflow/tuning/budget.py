@@ -1,8 +1,7 @@
 """The budget: decide from the trials so far which workload gets the next ones; and forecast it.
 
 It is a pure function: the same measurements always lead to the same decisions. If a run was killed, or its budget was
-raised, the ledger replays it from the beginning. The trials that the ledger lacks are exactly the ones left to
-measure.
+raised, the ledger replays it from the beginning. The trials that the ledger lacks are exactly the ones left to measure.
 """
 
 from __future__ import annotations

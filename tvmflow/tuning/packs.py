@@ -385,8 +385,7 @@ def import_pack(
     """Import the records of a pack that a ledger accepts and lacks.
 
     Raises:
-        UsageError: The file is damaged, is not a pack, or has no target that this ledger accepts; nothing was
-            changed.
+        UsageError: The file is damaged, is not a pack, or has no target that this ledger accepts; nothing was changed.
         StoreError: The file cannot be read, or the ledger cannot be written.
     """
     with _open_file(path) as file:

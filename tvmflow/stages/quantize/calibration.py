@@ -370,9 +370,8 @@ def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
 class SwitchedModel:
     """A model with each layer in float and in int8; each call computes the int8 ranges.
 
-    Float arithmetic emulates the integers. Results differ from the quantized library only by the order of
-    accumulation, and have the same bits on every machine of an architecture. The model is compiled at the first
-    call of `choose`.
+    Float arithmetic emulates the integers. Results differ from the quantized library only by the order of accumulation,
+    and have the same bits on every machine of an architecture. The model is compiled at the first call of `choose`.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Emulate a quantized model in float (fake quantization).
 
-Layer weights, activation scales and bias corrections are parameters of the emulating model. One set of values
-computes the float model; another one lets layers read rounded data and rounded weights. So the model is compiled
-only once, before any scale is known. It may accumulate floats in a different order than the float or the quantized
-library.
+Layer weights, activation scales and bias corrections are parameters of the emulating model. One set of values computes
+the float model; another one lets layers read rounded data and rounded weights. So the model is compiled only once,
+before any scale is known. It may accumulate floats in a different order than the float or the quantized library.
 """
 
 from __future__ import annotations

@@ -507,8 +507,7 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
 def _has_numbers_of_one_size(table: Array) -> bool:
     """Return whether rounding each row to 8 bits keeps at least half of its nonzero values.
 
-    It would not in attention masks, whose large values stand for infinity: the step becomes larger than most
-    values.
+    It would not in attention masks, whose large values stand for infinity: the step becomes larger than most values.
     """
     sizes = np.abs(table)
     largest = sizes.max(axis=1, keepdims=True, initial=0.0)

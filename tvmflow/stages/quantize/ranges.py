@@ -54,9 +54,8 @@ _ROOT_HALF: Final = 0.7071067811865476
 class Histogram:
     """A histogram of the values of one tensor, with a fixed number of bins.
 
-    The bin width is a power of two, and the bin limits are its multiples. If a value lies outside, the width
-    doubles until all values have a bin. So a histogram depends neither on the order of the values nor on their
-    batches.
+    The bin width is a power of two, and the bin limits are its multiples. If a value lies outside, the width doubles
+    until all values have a bin. So a histogram depends neither on the order of the values nor on their batches.
 
     Attributes:
         total: The number of counted finite values.
@@ -197,9 +196,8 @@ def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[floa
 def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
     """Return the scale and the zero point of the integers of a dtype for a range, extended to contain 0.
 
-    A scale has 12 significant bits, so that last-bit differences of the values seldom change it. It is 1 for an
-    empty range,
-    such as a channel of zeros, and between 2⁻¹⁰⁰ and 2¹⁰⁰ otherwise.
+    A scale has 12 significant bits, so that last-bit differences of the values seldom change it. It is 1 for an empty
+    range, such as a channel of zeros, and between 2⁻¹⁰⁰ and 2¹⁰⁰ otherwise.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:

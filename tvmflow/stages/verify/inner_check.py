@@ -189,8 +189,7 @@ def compare_layers(library: Library, case: Case) -> LayersComparison:
 def _is_reproduced(mod: tvm.IRModule, library: Library, case: Case) -> bool:
     """Return whether compiling the same kernels again gives the bits of the delivered library.
 
-    Layers are compared in a second library with almost the same kernels, so this ties the result to the delivered
-    one.
+    Layers are compared in a second library with almost the same kernels, so this ties the result to the delivered one.
     """
     assert isinstance(library, LocalLibrary)
     inputs, feed = case.context.inputs, case.data.batches[0]

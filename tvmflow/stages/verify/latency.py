@@ -67,8 +67,7 @@ _MAX_SETTLE_S: Final = 2.0
 _MIN_REPEATS: Final = 3
 SECONDS_PER_SUBJECT: Final = 20.0
 MIN_SECONDS_PER_REPEAT: Final = 0.02
-# With many sizes, each is measured briefly: this many repeats, or a single call if it takes longer than
-# `_LONG_CALL_S`.
+# With many sizes, each is measured briefly: this many repeats, or a single call if it takes longer than `_LONG_CALL_S`.
 _BRIEF_REPEATS: Final = 5
 _LONG_CALL_S: Final = 0.5
 # The most rounds of a profile. Each round has profiled calls, and this many plain calls.

@@ -374,8 +374,7 @@ class Verdict(_Judged, total=False):
             layer.
         vm: The verdict on the library for TVM's virtual machine, if some outputs are made from it.
         fallback: The verdict on the code for browsers without WebGPU.
-        float_error: The root mean square difference from the float model's outputs, relative to their root mean
-            square.
+        float_error: The root mean square difference from the float model's outputs, relative to their root mean square.
         ran_on: The machine or emulator that ran the library; absent for this process.
         latency: The latencies of the `library`, of the `untuned` model, and of the `reference`.
         compared: Other runtimes, by their names in a recipe.
