@@ -425,16 +425,15 @@ class _Splitter:
             return limited
         tests = _unique(condition.is_whole for condition in found)
         count = _count_whole(loop, found[0]) if len(tests) == 1 else None
-        if count is None and has_hint:
+        if count is None and (has_hint or len(tests) == 1):
             return with_fields(loop, body=self._branch(loop, found, tests))
         whole = _copy(_without(loop.body, [condition.term for condition in found]))
-        cut = self._cut(loop, found) if len(tests) == 1 else loop.body
         if count is None:
             test = functools.reduce(tirx.And, tests)
-            return with_fields(loop, body=_choose(loop.body, test, whole, cut))
+            return with_fields(loop, body=_choose(loop.body, test, whole, loop.body))
         wholes = tirx.Var(f"{loop.loop_var.name}_wholes", loop.loop_var.ty.dtype)
         first = with_fields(loop, body=whole, extent=wholes)
-        last = replace_variables(cut, {loop.loop_var: wholes})
+        last = replace_variables(self._cut(loop, found), {loop.loop_var: wholes})
         is_cut = tirx.LT(wholes, loop.extent)
         return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
 
