@@ -122,6 +122,11 @@ class RegisterTile(NamedTuple):
         """The number of accumulators."""
         return self.rows * self.vectors
 
+    @property
+    def has_vectors_inside(self) -> bool:
+        """True if the loop over vectors is inside, so that they stay in registers: fewer than the rows."""
+        return self.vectors < self.rows
+
 
 def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate a tile's share of the peak throughput; 0 if instructions cannot compute it."""
@@ -279,7 +284,7 @@ def _is_spilled(
 ) -> bool:
     """Return whether a tile and its operands need more registers than there are."""
     # LLVM unrolls a loop with one vector twice, and then keeps the values of all rows in registers
-    rows_are_held = tile.vectors == 1 or tile.rows <= tile.vectors
+    rows_are_held = tile.vectors == 1 or not tile.has_vectors_inside
     operands = tile.rows if rows_are_held and not problem.holds_vectors else tile.vectors
     others = (1 if cpu.has_fma else 2) + (1 if tests_rows else 0)
     return tile.accumulators + operands + others > cpu.registers

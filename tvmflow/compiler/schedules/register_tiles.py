@@ -446,7 +446,7 @@ def _schedule_reduction(
         extents += [extents.pop() // factors, factors]
     unit_loops, register_loops, vector = _order_spatial_loops(schedule, spatial, axes)
     points = []
-    if cpu.broadcasts_first and tile.shape.rows > tile.shape.vectors:
+    if cpu.broadcasts_first and tile.shape.has_vectors_inside:
         register_loops.reverse()
     if is_matrix:
         outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_ROWS])
