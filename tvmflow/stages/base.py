@@ -58,7 +58,7 @@ class StageTraits:
             `<stage>/<part>/<file>`.
         needs_of_isa_levels: The stages in `needs` whose files a target reads for each of its ISA levels, as
             `<stage>/<level>/<file>`. For other stages, it reads the level that this machine measures.
-        needs_all: The stages in `needs` of which all files are read if a recipe, resolved for one target, requires it.
+        needs_all: Stages in `needs` whose files are all read if a recipe, resolved for one target, requires it.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside the key, for its
             framework; `operators`: the recipe's custom operators; `data`: `verify.data`; `labels`: `labels`;
             `labels-check`: `labels` outside the key; `calibration`: `quantize.data`.

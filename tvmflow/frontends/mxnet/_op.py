@@ -257,7 +257,7 @@ class Op:
         return self.graph.reshape(vector, shape)
 
     def reduce(self, operator: str, value: Value, axes: Sequence[int], *, keep: bool) -> Value:
-        """Reduce a value along axes, of which there is at least one."""
+        """Reduce a value along one or more axes."""
         return self.add(operator, value, self.graph.integers(axes), keepdims=int(keep))
 
     def check_constant(self, elements: int) -> None:

@@ -1,4 +1,4 @@
-"""Converts 4-bit weights and block-quantized weights to nodes of tvmflow's own operator.
+"""Converts 4-bit weights and block-quantized weights to nodes of an operator that tvmflow defines.
 
 ONNX expresses them by `DequantizeLinear`, and ONNX Runtime by `MatMulNBits`. TVM has no 4-bit tensors.
 """

@@ -721,7 +721,7 @@ def convert_take(node: NodeToConvert) -> Any:
 
 
 def convert_own(node: NodeToConvert, operator: type[ModelOperator]) -> Any:
-    """Return the result of tvmflow's own operator, whose attributes are the node's."""
+    """Return the result of an operator that tvmflow defines, with the attributes of the node."""
     kinds = get_type_hints(operator)
     fields = {f.name: kinds[f.name](node.attributes[f.name]) for f in dataclasses.fields(operator)}
     return node.builder.emit(operator(**fields).call(*node.inputs))

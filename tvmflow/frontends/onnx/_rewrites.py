@@ -150,7 +150,7 @@ def rewrite_concat(node: Rewriting) -> str | None:
 
 
 def rewrite_split(node: Rewriting) -> str | None:
-    """Rewrite a split into a single part, or into parts of which some are empty; these become constants."""
+    """Rewrite a split into a single part, or with empty parts, which become constants."""
     parts = node.node.output
     if len(parts) == 1:
         return node.replace("Identity", node.names(1))

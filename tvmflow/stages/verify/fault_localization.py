@@ -180,7 +180,7 @@ _HOST: Final = {"kind": "llvm"}
 # A relative change of a few float32 roundings.
 _NUDGE: Final = 1e-6
 _DUMP: Final = "`tvmflow run RECIPE --dump-ir DIR`"
-# The prefix of tvmflow's own operators.
+# The prefix of the operators that tvmflow defines.
 _OWN: Final = "tvmflow."
 _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
