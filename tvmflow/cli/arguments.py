@@ -1,6 +1,6 @@
-"""Arguments that several commands share, in groups: frozen values whose fields are the arguments.
+"""Groups of arguments that several commands share.
 
-The help of every command imports this module: it imports little at the top.
+The help of every command imports this module, so it imports little at the top.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class StoreOption(NamedTuple):
         return LocalStore(store_root(words, find_project().store))
 
     def locate_named(self) -> LocalStore:
-        """Return the same store; UsageError if a folder was named that is not a store."""
+        """Return the same store; UsageError if the named folder is not a store."""
         is_named = self.path is not None or os.environ.get(STORE_VARIABLE)
         return self.require() if is_named else self.locate()
 
     def require(self) -> LocalStore:
-        """Return the same store, which must be one."""
+        """Return the same store; UsageError if the folder is not a store."""
         from tvmflow.store.inventory import require_store
 
         return require_store(self.locate())
@@ -152,11 +152,11 @@ def pipeline_option() -> str | None:
 
 
 RECIPE_SUFFIXES: Final = (".yaml", ".yml")
-"""These mark a recipe or a pipeline where an argument may be something else."""
+"""Arguments with these suffixes are recipes or pipelines."""
 
 
 class RecipeOptions(Options):
-    """The recipes, or the pipeline, that a command is about, and how much of them."""
+    """The recipes or pipeline of a command, and the targets, variants and stages to select."""
 
     TITLE: ClassVar = "selection"
 
@@ -176,7 +176,7 @@ class RecipeOptions(Options):
     pipeline: str | None = pipeline_option()
 
     def request(self, lock: str | None = None, force: tuple[str, ...] = ()) -> RunRequest:
-        """Return the request to plan, which enforces the lock file `lock`, if there is one."""
+        """Return the request to plan; `lock` is the lock file to enforce."""
         from tvmflow.planning.prepare import RunRequest
 
         return RunRequest(
@@ -201,7 +201,7 @@ def force_option() -> tuple[str, ...]:
 
 
 class LockOptions(Options):
-    """The lock file that a run enforces, if it is locked."""
+    """The lock file that a locked run enforces."""
 
     TITLE: ClassVar = "lock file"
 
@@ -232,7 +232,7 @@ def _timeout(text: str) -> float:
 
 
 class RemoteCacheOptions(Options):
-    """The remote cache, and how far it is trusted."""
+    """The remote cache and the keys whose results are accepted."""
 
     TITLE: ClassVar = "remote cache"
 

@@ -106,7 +106,7 @@ class UnpinOptions(StoreOptions):
 
 
 class OptionalRecipeOptions(RecipeOptions):
-    """The recipes, if a command is about some."""
+    """Recipes that a command may leave out."""
 
     recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "*")
 
@@ -158,7 +158,7 @@ def verify(options: VerifyOptions) -> int:
 
     store = options.store.require()
     checked = check_integrity(store, _show_reading(options), store_checks())
-    # a pipe or a folder among the trials is set aside before they can be read
+    # Reading a pipe or a folder in place of a trial file would block or fail.
     is_readable = all(finding.kind != "trials" for finding in checked.findings)
     trials = _check_trials(store) if is_readable else []
     value = {**checked._asdict(), "trials": trials}
@@ -258,7 +258,7 @@ def push(options: PushOptions) -> int:
             else:
                 known.append(key)
         trials, problems = 0, list[str]()
-        # Without recipes, everything that waits is uploaded, and trials may be among it.
+        # Without recipes, all pending uploads are sent, which may include trials.
         if options.ledger or client.uploader.spool.list():
             trials, problems = _push_trials(client)
         client.finish()
@@ -323,7 +323,7 @@ def pull(options: PullOptions) -> int:
     ]
     code = _exit_code(client, failed=bool(problems or traffic.problems))
     print_outcome(value, lines, code, options)
-    # after all else was fetched
+    # A full disk is reported only after everything else was fetched.
     if client.reader.disk_problem:
         raise client.reader.disk_problem
     return code
@@ -437,7 +437,7 @@ def _format_usage(usage: StoreUsage) -> Iterator[str]:
             f"  {recipe.name:<{width}} {_format_count(recipe.results, 'result')} {size_text(recipe.bytes):>9}  "
             f"last used {age_text(recipe.age_s)} ago{missing}"
         )
-        # Of very many recipes, each has one line only.
+        # With many recipes, each gets a single line.
         for stage in recipe.stages if len(usage.recipes) <= _SHOWN_RECIPES else ():
             count = _format_count(stage.results, "result")
             yield f"    {stage.name:<{width - 2}} {count} {size_text(stage.bytes):>9}"

@@ -130,10 +130,10 @@ COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
 
 
 class _Job(NamedTuple):
-    """Recipes as a CI service runs them.
+    """The recipes and settings of a CI job.
 
-    The folder of the project is relative to the git repository; recipes and `dist` are relative to the folder. `options`
-    of `run` enforce a lock file.
+    `folder`, the project's root, is relative to the git repository; recipes and `dist` are relative to `folder`.
+    `options` are arguments of `tvmflow run` that enforce a lock file.
     """
 
     repository: Path
@@ -145,7 +145,7 @@ class _Job(NamedTuple):
 
 
 def _read(options: _CiOptions) -> _Job:
-    """Return recipes, or one pipeline, as a service runs them, after checks of their paths."""
+    """Return the job for the recipes or the pipeline, after checks of their paths."""
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 
@@ -191,10 +191,10 @@ def _find_in_project(file: str, root: Path) -> str:
 
 
 def _check_path(path: str, what: str, fix: str) -> str:
-    """Return a path that means the same in the file of every CI service.
+    """Return a path; UsageError if a CI service or a command could misread it.
 
-    Services split lists at white space, and replace variables, expressions and patterns; commands read an initial - as
-    an option.
+    Services split lists at white space and expand variables, expressions and patterns; commands read an initial - as an
+    option.
     """
     if not re.fullmatch(r"[\w./+@][\w./+@-]*", path):
         raise UsageError(
@@ -239,7 +239,7 @@ def _write(service: str, text: str, job: _Job, options: _CiOptions) -> int:
     check_output_file(path, options.recipes)
     write_file(path, text)
     at, expected = path.resolve(), place.resolve()
-    # GitHub reads any file in that folder
+    # GitHub reads every file in the folder of workflows.
     is_read = at == expected or (service == "github" and at.parent == expected.parent)
     when = "commit it, and" if is_read else f"{service} reads {place} alone: with this text there,"
     print_notes(options, f"{path}: {when} {service} runs {' '.join(options.recipes)}")

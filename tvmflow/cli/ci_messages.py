@@ -1,4 +1,4 @@
-"""Messages for CI services, on stderr: GitHub's annotations, and logs that GitHub and GitLab fold."""
+"""Messages for CI services: GitHub annotations, folded logs, JUnit XML and a Markdown summary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_ANNOTATIONS: Final = 10
 
 
 def annotate_problem(problem: TvmflowError) -> None:
-    """Annotate the places of an error in the files of a pull request, on GitHub Actions."""
+    """Annotate the lines of files that an error names, on GitHub Actions."""
     if not _is_github():
         return
     texts = problem.problems if isinstance(problem, RecipeError) else [problem.message]
@@ -72,14 +72,14 @@ def _annotate(properties: dict[str, str], text: str) -> None:
 
 
 def _show_log(stage: StageReport) -> None:
-    """Write the end of the log of a stage, which is gone with the machine of the job."""
+    """Write the end of a stage's log, because the job's machine is deleted with its files."""
     try:
         lines = Path(stage.log).read_text(errors="replace").splitlines()[-_LOG_LINES:]
     except OSError:
         return
     title = printable(f"the end of {stage.log}")
     if _is_github():
-        # No line of the log may be taken for a command.
+        # GitHub must not interpret lines of the log as workflow commands.
         token = secrets.token_hex(16)
         begin = [f"::group::{github_text(title)}", f"::stop-commands::{token}"]
         end = [f"::{token}::", "::endgroup::"]
@@ -99,7 +99,7 @@ _INVALID: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> bytes:
     """Return a run as JUnit XML: a test suite for each recipe, and one for the gates of a release.
 
-    A rejected library and a failed gate are failures; other ends are errors.
+    A rejected library or a failed gate is a failure; other unsuccessful outcomes are errors.
     """
     facts = ReportedFacts(report.stages)
     cases: dict[str, list[ElementTree.Element]] = {}

@@ -1,7 +1,7 @@
-"""The table of commands, the overview of all, and text that fits the width of a terminal.
+"""The table of commands, their overview, and text wrapped to the width of the terminal.
 
-The module of a command has its options, with its help, and its function, which imports what it needs inside. So
-`tvmflow COMMAND --help` works without YAML, pydantic or NumPy, and `tvmflow --help` without argparse.
+The function of a command imports its dependencies inside. So `tvmflow COMMAND --help` works without YAML, pydantic or
+NumPy, and `tvmflow --help` without argparse.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GROUPS: Final = {
         "clean": "Remove stored results, except pinned ones.",
     },
 }
-"""All commands with their summaries, in the groups and in the order in which they are listed."""
+"""All commands with their summaries, grouped and ordered as in the overview."""
 
 _MODULES: Final = {
     **dict.fromkeys(("build", "schema"), "init"),
@@ -76,7 +76,7 @@ _MODULES: Final = {
     **dict.fromkeys(("inspect", "verify", "sign", "keygen", "push", "pull"), "provenance"),
     **dict.fromkeys(("targets", "device", "worker", "scheduler"), "machines"),
 }
-"""The modules of commands whose module has another name."""
+"""Command -> its module, if the names differ."""
 
 
 class Command(NamedTuple):
@@ -87,7 +87,7 @@ class Command(NamedTuple):
 
     @property
     def options(self) -> type[Options]:
-        """The type of its options, whose docstring is its help."""
+        """Return the type of the command's options, whose docstring is its help."""
         function: Any = getattr(self.run, "__wrapped__", self.run)
         kind: type[Options] = function.__globals__[function.__annotations__["options"]]
         return kind
@@ -134,7 +134,7 @@ tvmflow run-model dist/net/host/net.tvmflow"""
 
 
 class CommandText(NamedTuple):
-    """The docstring of a command in its parts: the first sentence, details, and examples."""
+    """The parts of a command's docstring: first sentence, details and examples."""
 
     summary: str
     details: str
@@ -161,13 +161,13 @@ def split_docstring(docstring: str) -> CommandText:
 
 
 def terminal_width() -> int:
-    """Return the width for help: that of the terminal, within limits; 80 without a terminal."""
+    """Return the width of help in characters: the terminal's, within limits, or 80."""
     width = find_width()
     return max(_MIN_WIDTH, min(width or _DEFAULT_WIDTH, _MAX_WIDTH))
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
-    """Wrap each line of a text; of indented lines, which hold commands, only the comments."""
+    """Wrap each line of a text, except commands, which are indented; their comments are wrapped."""
     lines: list[str] = []
     for line in text.splitlines():
         content = line.lstrip()
@@ -182,7 +182,7 @@ def fill(text: str, width: int, indent: str = "") -> str:
 
 
 def wrap(text: str, width: int, margin: str = "") -> list[str]:
-    """Return the lines of a paragraph, each `margin` and at most `width` characters."""
+    """Return the lines of a paragraph: each is `margin` and at most `width` characters."""
     lines: list[str] = []
     for word in text.split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:
@@ -193,7 +193,7 @@ def wrap(text: str, width: int, margin: str = "") -> list[str]:
 
 
 def table(rows: Mapping[str, str], width: int, column: int = 0) -> Iterator[str]:
-    """Yield the lines of names with descriptions, which are below the names on a narrow terminal."""
+    """Yield lines of names and descriptions; on a narrow terminal, descriptions are below names."""
     column = column or 4 + max(map(len, rows))
     for name, text in rows.items():
         if width < _NARROW:

@@ -1,4 +1,4 @@
-"""`tvmflow completion`: the completion of command lines in a shell, made from the table of commands."""
+"""`tvmflow completion`: shell completion, generated from the table of commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PREAMBLES: Final = {
     # a ~/.zshrc may not have enabled completion yet
     "zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }",
 }
-# A pipeline that is shipped, or a file: the code of each shell.
+# Shell code that completes a predefined pipeline or a file.
 _PIPELINES: Final = {
     "bash": "_tvmflow_pipeline_files",
     "fish": "compile tune (__fish_complete_path (commandline -ct))",
@@ -59,7 +59,7 @@ def completion(options: CompletionOptions) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    """Return a parser of all commands, only for its completion of each argument."""
+    """Return a parser of all commands, for shtab only: it parses nothing."""
     from tvmflow.cli.parser import CommandParser
 
     root = argparse.ArgumentParser("tvmflow")
@@ -79,7 +79,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_values(parser: argparse.ArgumentParser) -> None:
-    """Add to each argument with a value the words that complete it, or else files."""
+    """Set the completions of each argument with a value: known words, or else files."""
     import shtab
 
     from tvmflow.stages import STAGES

@@ -55,7 +55,7 @@ _TIMEOUT_S: Final = 120.0
 
 
 class _Probe(NamedTuple):
-    """A call of a function below, with `argument`, in a process that may crash."""
+    """A call `function(argument)` of a function in this module, made in a process that may crash."""
 
     subject: str
     function: str
@@ -82,7 +82,7 @@ _PROBES: Final = (
 def doctor(options: DoctorOptions) -> int:
     findings = list[Finding]()
     examined = examine(options.store.locate(), Path(options.dist.locate()))
-    # each is shown as soon as it is known: all of them may take a minute
+    # All checks may take a minute, so each finding is shown immediately.
     for finding in chain(_examine_project(options), examined):
         findings.append(finding)
         if options.json or not (options.verbosity >= 0 or finding.is_problem):
@@ -112,7 +112,7 @@ def _examine_project(options: DoctorOptions) -> list[Finding]:
 
 
 def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
-    """Yield a finding for everything that a run depends on, as soon as it is known."""
+    """Yield a finding for each dependency of a run, as soon as it is known."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.core.logs import explain_wait
     from tvmflow.frontends.peers import PEERS
@@ -134,7 +134,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     yield from examine_disks(store, dist)
     gpu = detect_gpu()
     detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
-    # only targets for NVIDIA GPUs are tuned and verified on one: it is never missing
+    # A missing GPU is no problem: only CUDA targets need it.
     yield Finding("NVIDIA GPU, to tune and verify for", True, detail)
     yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
@@ -148,7 +148,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
 
 
 def _list_required_packages() -> list[str]:
-    """Return the distributions without which tvmflow is not completely installed."""
+    """Return the required distributions, without those of extras."""
     from tvmflow.frontends import FRONTENDS
 
     tools = {*_CORE_PACKAGES}
@@ -279,7 +279,7 @@ def _small_module() -> Any:
 
 
 def probe_xgboost(_: object, emit: Callable[..., None]) -> str:
-    """Import the default cost model, which TVM imports only when tuning has begun."""
+    """Import the default cost model; TVM itself imports it only after tuning began."""
     import xgboost
 
     return f"xgboost {xgboost.__version__}"
@@ -303,7 +303,7 @@ COMMANDS: Final = {"doctor": doctor}
 
 _ENOUGH_BYTES: Final = 10**9
 _SHOWN: Final = 3
-# A run holds these locks for an instant.
+# Runs hold the locks of the store only for an instant.
 _PATIENCE_S: Final = 1.0
 _ATTEMPT_S: Final = 0.05
 
@@ -473,11 +473,11 @@ def _describe_damage(root: Path, damaged: list[integrity.Finding]) -> Finding:
 
 
 def _find_holder(path: Path, *, patience_s: float) -> str:
-    """Return the process that holds a lock alone for longer than that; empty if it can be shared."""
+    """Return the process that holds a lock exclusively for longer than `patience_s`, or an empty string."""
     from tvmflow.core.file_locks import Locked, describe_holders, lock
 
     deadline = time.monotonic() + patience_s
-    # read-only, so that looking at a lock changes nothing
+    # Opened read-only, so that the check changes nothing.
     with path.open("rb") as stream:
         while True:
             try:

@@ -1,6 +1,6 @@
-"""The command line: how each command starts and ends.
+"""The entry point of the command line: parsing, dispatch, and reports of errors.
 
-Helps and mistakes in command lines are printed without importing what commands need to run.
+Help and usage errors are printed without importing the dependencies of commands.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 Invocation = Callable[[], int]
-"""A parsed command line: runs it, and returns the exit code."""
+"""Runs a parsed command line and returns the exit code."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; every error ends here, as a message."""
+    """Run one command and return its exit code; report every error as a message."""
     try:
         invocation = parse(argv)
     except SystemExit:
@@ -67,10 +67,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> Invocation:
-    """Return the command that a command line names.
+    """Parse a command line.
 
     Raises:
-        UsageError: for a command line that is wrong.
+        UsageError: for an invalid command line.
         SystemExit: after help was printed.
     """
     words = ["--help" if word == "-h" else word for word in argv[:1]] + list(argv[1:])
@@ -130,7 +130,7 @@ def _run(command: Command, options: Options, verbosity: int) -> int:
     with contextlib.ExitStack() as stack:
         if any(selection.recipes for selection in selections):
             stack.enter_context(options.start_early())
-            # most of the time that a command takes before it says anything
+            # This import takes most of the time before a command's first output.
             with explain_wait("loading tvmflow: a few seconds the first time"):
                 import tvmflow.planning.prepare  # noqa: F401
         return command.run(options)
@@ -146,13 +146,13 @@ def _printing(text: str, stream: TextIO | None = None, exit_code: int = EXIT_OK)
 
 def _report_problem(problem: TvmflowError) -> int:
     if termination.signal_number():
-        # something that was cut off; the signal has been announced
+        # The signal caused the problem and has been reported already.
         return EXIT_INTERRUPTED
     from tvmflow.core.formatting import printable_lines
 
-    # raises when it is the output that cannot be written, which `__main__` reports
+    # Raises if stdout cannot be written, which `__main__` reports.
     sys.stdout.flush()
-    # where not even a message can be written, only the exit code remains
+    # If stderr cannot be written either, only the exit code tells about the problem.
     with contextlib.suppress(OSError):
         print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
     if "GITHUB_ACTIONS" in os.environ:

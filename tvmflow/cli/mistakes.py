@@ -1,4 +1,4 @@
-"""Mistyped command lines: the command, subcommand or option that was probably meant."""
+"""Errors for mistyped command lines, with suggestions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def explain_command(word: str) -> UsageError:
 
 
 def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageError:
-    """Return the error for a word that is not a subcommand of a command with the subcommands `names`."""
+    """Return the error for an unknown subcommand of a command with the subcommands `names`."""
     fix = f"the commands of `{command}` are {', '.join(names)}"
     if word.startswith("-"):
         first = f"{command} {names[0]}"
@@ -89,7 +89,7 @@ def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageEr
 def explain_option(
     command: str, word: str, known: Sequence[str], list_commands: Callable[[str], Sequence[str]]
 ) -> UsageError:
-    """Return the error for an unknown argument; `list_commands` returns the commands with an option."""
+    """Return the error for an unknown argument; `list_commands` maps an option to commands that have it."""
     fix = f"`tvmflow help {command}` lists its options"
     option = word.partition("=")[0]
     if not option.startswith("-"):
@@ -130,7 +130,7 @@ def explain(error: Exception) -> TvmflowError | None:
         excerpt = error.object[max(0, error.start - _SHOWN) : error.end + _SHOWN]
         text = f"the name of a file or folder is not UTF-8: {excerpt!r}"
         return EnvironmentProblem(text, fix="rename it, or work in another folder")
-    # libraries have errors of their own for a full disk
+    # Libraries report a full disk with their own error types.
     return disk_errors.find_disk_problem([folder], str(error))
 
 
@@ -138,7 +138,7 @@ def report(bug: Exception) -> int:
     """Report an unexpected exception, with the traceback in a file, and return the exit code."""
     details = "".join(traceback.format_exception(bug))
     try:
-        # a name that can be guessed may be a link of another user
+        # Another user could have placed a link at a predictable name.
         prefix = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-"
         with tempfile.NamedTemporaryFile(
             "w",

@@ -57,7 +57,7 @@ class Operator(NamedTuple):
 
 
 class OutputSummary(NamedTuple):
-    """An output: all values if there are few, or the least, largest and mean of the finite ones."""
+    """An output: all values if there are few, or else minimum, maximum and mean of the finite values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -84,8 +84,8 @@ class ComparedOutput(NamedTuple):
 class ComparedRun(NamedTuple):
     """The same model in another runtime.
 
-    Both latencies are medians in seconds of interleaved calls; the note is of the runtime or the file. The speedup of the
-    library has the limits `low` and `high`.
+    Both latencies are medians in seconds of interleaved calls; `low` and `high` are the confidence limits of the
+    library's speedup; `note` is about the runtime or the file.
     """
 
     runtime: str
@@ -111,8 +111,8 @@ class ComparedRun(NamedTuple):
 class ModelRun(NamedTuple):
     """The outputs of a model, and the requested measurements; None for others.
 
-    `top` has the largest elements of each output and sample with their positions in the flattened sample, `predictions`
-    the best classes of each image, `ms` the latency statistics of a call, and `trace` the trace that was written.
+    `top` has (index in the flattened sample, value) of the largest elements of each output and sample, `predictions` the
+    best classes of each image, `ms` the latency statistics of a call, and `trace` the written trace.
     """
 
     model: str
@@ -195,7 +195,7 @@ def _check_bundle(path: Path) -> None:
 def _choose_sizes(
     module: Module, files: Sequence[InputFile], words: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of inputs without a file: those of the user, and tuning sizes."""
+    """Return the sizes of dynamic dimensions: given by `--size`, or else tuning sizes."""
     dimensions = {dimension.name: dimension for dimension in module.dimensions}
     if files and words:
         raise UsageError(
@@ -262,7 +262,7 @@ def _write_trace(
     track = trace.track(f"{name} for {target['name']}", place)
     for number, call in enumerate(calls, 1):
         track.slice(f"call {number}", call.began_s, call.ended_s - call.began_s)
-        # a kernel that is called several times computes other nodes each time
+        # Each call of a kernel computes other nodes.
         left = {kernel: list(known) for kernel, known in nodes.items()}
         for kernel in call.kernels:
             known = left.get(kernel.name)
@@ -285,7 +285,7 @@ def _find_largest(array: Array, count: int) -> list[list[tuple[int, float]]]:
 
 
 def summarize_output(array: Array) -> OutputSummary:
-    """Return an output at a glance."""
+    """Return a summary of an output's values."""
     import numpy as np
 
     numbers = array.astype(np.float64)
@@ -304,7 +304,7 @@ def summarize_output(array: Array) -> OutputSummary:
 
 
 def format_run(result: ModelRun, output: Path | None) -> Iterator[str]:
-    """Yield the lines for people."""
+    """Yield the result of a run as lines of text."""
     count = f"on {count_text(result.samples, 'sample')}" if result.samples > 1 else "once"
     yield f"ran {count}" + ("" if result.inputs == "files" else f" on {result.inputs}")
     if result.predictions is not None:
@@ -391,8 +391,8 @@ _MODEL: Final = "model"
 class OtherRuntime(NamedTuple):
     """A runtime, one of `PEERS`, that can run the model of a library.
 
-    Inputs are the library's, then the recipe's constant inputs (`bound`). The tolerance is that of `verify`; the note is
-    of the model's file.
+    `inputs` are the library's inputs, then the model's inputs that the recipe binds to constants (`bound`). `tolerance`
+    is that of `verify`; `note` is about the model's file.
     """
 
     name: str
@@ -408,10 +408,10 @@ def find_runtime(
 ) -> OtherRuntime:
     """Return the files and inputs to run the model of a library in another runtime.
 
-    Without `model`, its file is that of the statement beside the bundle, as far as the store knows it.
+    Without `model`, the store is searched for the file named by the statement beside the bundle.
 
     Raises:
-        UsageError: for an unknown runtime, one that runs no such models, or a missing file.
+        UsageError: if the runtime is unknown or cannot run such models, or a file is missing.
     """
     if name not in PEERS:
         known = names_text(list(PEERS))
@@ -442,11 +442,11 @@ def find_runtime(
 
 
 def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -> ComparedRun:
-    """Run a model in another runtime, and time both in an interleaved measurement.
+    """Run a model in another runtime, and measure both interleaved.
 
     Raises:
-        StageError: when the runtime rejects the model.
-        EnvironmentProblem: when it is not installed.
+        StageError: if the runtime rejects the model.
+        EnvironmentProblem: if the runtime is not installed.
     """
     with (
         tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch,
@@ -508,9 +508,9 @@ def _find_statement(bundle: Path) -> Statement | None:
 
 
 def find_kernel_nodes_of(bundle: Path, store: LocalStore) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel of a bundle with the nodes of the model that they compute.
+    """Return the calls of each kernel of a bundle, with the model's nodes that each call computes.
 
-    Empty without a statement beside the bundle or the results that it names, and for partitioned models.
+    The result is empty for partitioned models, or if the statement or its results in the store are missing.
     """
     statement = _find_statement(bundle)
     if statement is None:
@@ -552,7 +552,7 @@ def _find_model(
 def _bound_inputs(
     files: Mapping[str, Path], kind: str, module: Module, statement: Statement | None
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the constants that the recipe binds inputs of the model to."""
+    """Yield the inputs that the recipe binds to constants, with their values."""
     taken = {spec.name for spec in module.inputs}
     for entry in FRONTENDS[kind].read_facts(files).inputs:
         if entry.name in taken or not entry.is_required:
@@ -572,7 +572,7 @@ def _bound_inputs(
 
 
 def _tolerance_of(statement: Statement | None) -> Tolerance:
-    """Return the tolerance that `verify` had; without a statement that of float32."""
+    """Return the tolerance of `verify` from the statement, or else the default for float32."""
     default = tolerance_for(FLOAT32, rtol=None, atol=None)
     recorded = get_field(statement.verdict, "tolerance", of=dict) if statement else {}
     if not recorded:

@@ -1,7 +1,7 @@
-"""Options of commands: frozen values whose fields are the arguments of a command line.
+"""Options of commands: frozen values that declare the arguments of a command line.
 
 Each field is an argument, a nested group of options, or an attribute of the parsed command line (`argv`,
-`verbosity`). A group with a `TITLE` has a heading of its own in the help.
+`verbosity`). A group with a `TITLE` gets its own heading in the help.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Any:
-        """Return a decorator that changes nothing: type checkers read it."""
+        """Return a decorator for type checkers, which changes nothing."""
         return lambda kind: kind
 
 
 Value = TypeVar("Value")
 
-# In seconds or minutes: a day, or two months.
+# One day in seconds; as minutes, two months.
 _MAX_DURATION: Final = 86_400.0
 _MAX_PORT: Final = 65_535
 
@@ -48,7 +48,7 @@ _MAX_PORT: Final = 65_535
 
 
 class Field(NamedTuple):
-    """An argument: its default, and its arguments for `add_argument` with its `name`."""
+    """An argument: its default, its `name`, and its keyword arguments for `add_argument`."""
 
     default: object
     details: dict[str, Any]
@@ -56,14 +56,14 @@ class Field(NamedTuple):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Options(SimpleNamespace):
-    """A frozen value. Importing `dataclasses` would take longer than to print a help."""
+    """A frozen value. Importing `dataclasses` would take longer than printing the help."""
 
     def __init__(self, **values: object) -> None:
         fields = ((name, find_field(type(self), name)) for name in list_fields(type(self)))
         super().__init__(**{name: field.default for name, field in fields if field} | values)
 
     def start_early(self) -> AbstractContextManager[None]:
-        """Start slow work while modules are imported; the context ends it if it was not used."""
+        """Start slow work before modules are imported; the context ends unused work."""
         return contextlib.nullcontext()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -82,7 +82,7 @@ def list_fields(kind: type[Options]) -> dict[str, Any]:
 
 
 def find_field(kind: type[Options], name: str) -> Field | None:
-    """Return the argument that a field is; None for other options and facts of the command line."""
+    """Return the argument of a field, or None for nested options, `argv` and `verbosity`."""
     field = getattr(kind, name, None)
     return field if isinstance(field, Field) else None
 
@@ -90,7 +90,7 @@ def find_field(kind: type[Options], name: str) -> Field | None:
 def argument(metavar: str, text: str | None = None, nargs: str | None = None) -> Any:
     """Return the field of a positional argument."""
     details = {"metavar": metavar, "help": text, "nargs": nargs}
-    # argparse takes an argument without a default for a required one
+    # argparse would require an argument without a default.
     return Field(None, details | ({"default": None} if nargs == "*" else {}))
 
 
@@ -105,10 +105,10 @@ def option(
 def option(
     metavar: str | None, text: str, *, default: object = None, name: str = "", **details: object
 ) -> Any:
-    """Return the field of an option with a value; a tuple may be repeated.
+    """Return the field of an option with a value; an option with a tuple as type may be repeated.
 
-    Without `metavar`, the help shows the choices. `name` has the names of an option that is not named as its field.
-    Without `type` in `details`, which are for `add_argument`, the annotation of the field is used.
+    Without `metavar`, the help shows the choices. `name` replaces the name of the field. `details` are for
+    `add_argument`; without `type`, the annotation of the field is used.
     """
     return Field(default, details | {"metavar": metavar, "help": text, "name": name})
 

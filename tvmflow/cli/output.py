@@ -1,4 +1,4 @@
-"""Output of commands: lines of text and lines of JSON on stdout."""
+"""Output of commands: text or JSON lines on stdout, and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_FILE: Final = "name another file"
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines at once, with the control characters escaped that text from elsewhere may hold."""
+    """Print lines with control characters escaped, and flush."""
     for line in lines:
         sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
@@ -49,23 +49,23 @@ def print_result(value: Json, lines: Iterable[str], options: _HasJson) -> int:
 
 
 def print_notes(options: _HasVerbosity, *lines: str) -> None:
-    """Print notes about a command's work; nothing with `-q`."""
+    """Print notes about a command's work, unless `-q` is set."""
     if options.verbosity >= 0:
         print_lines(*lines)
 
 
 def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _HasOutput) -> int:
-    """Print a command's results, with `-q` only failures, and return the exit code."""
+    """Print a command's results (with `-q`, only those of failures) and return the exit code."""
     if options.json or options.verbosity >= 0 or exit_code:
         print_result(value, lines, options)
     return exit_code
 
 
 def check_output_file(path: Path | None, inputs: Iterable[str]) -> None:
-    """Check that a command may write a file, before the work whose result it is to hold.
+    """Check that a command may write a file, before it starts long work.
 
     Raises:
-        UsageError: when a folder is at the path, or one of the files that the command reads.
+        UsageError: if the path is a folder or one of the command's input files.
     """
     if path is None:
         return
@@ -77,10 +77,10 @@ def check_output_file(path: Path | None, inputs: Iterable[str]) -> None:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file that the command line names, whole or not at all, in a folder that need not exist yet.
+    """Write an output file atomically, and create its folder.
 
     Raises:
-        StoreError: when the disk is full or not writable.
+        StoreError: if the disk is full or not writable.
     """
     make_folder(path.parent)
     with disk_errors(path):
@@ -88,5 +88,5 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def print_json(value: Json) -> None:
-    """Print one line of JSON; records in a value are objects with their fields."""
+    """Print a value as one line of JSON; records become objects."""
     sys.stdout.write(json.dumps(to_json(value)) + "\n")

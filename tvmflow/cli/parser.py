@@ -1,4 +1,4 @@
-"""The parser of one command, made from its options: its help, and messages about typing errors."""
+"""The argparse parser of one command, made from its options."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _Group = argparse._ArgumentGroup
 _COMMON: Final = ("store", "json")
-"""Options of nearly every command: they are listed last."""
+"""Options of nearly every command, listed last."""
 _NARROW: Final = 60
 _USAGES: Final = {"+": "{} …", "*": "[{} …]", "?": "[{}]"}
-# No remote cache, whatever the environment says.
+# An empty --remote disables the remote cache of the environment.
 _MAY_BE_EMPTY: Final = ("remote_url",)
 _IGNORED_VALUE: Final = re.compile(r"argument (\S+): ignored explicit argument (.*)")
 
@@ -72,10 +72,10 @@ class CommandParser(argparse.ArgumentParser):
         return titled.get(title) or self.add_argument_group(title)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the parsed arguments; options may stand before, between and after the others.
+        """Parse arguments; options may be before, between and after positional arguments.
 
         Raises:
-            UsageError: for an argument that is missing, wrong, or not known.
+            UsageError: for a missing, invalid or unknown argument.
             SystemExit: after the help was printed.
         """
         namespace, unknown = self.parse_known_intermixed_args(argv)
@@ -93,17 +93,17 @@ class CommandParser(argparse.ArgumentParser):
         return _read_options(self.command.options, namespace)
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help; argparse would ignore that it cannot be written."""
+        """Print the help; argparse would ignore a failed write."""
         (file or sys.stdout).write(self.format_help())
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Return the value of a word; an empty one, of an unset variable, would mean the current folder."""
+        """Convert a word; refuse empty words of unset variables, which would mean the current folder."""
         if not arg_string and action.dest not in _MAY_BE_EMPTY:
             raise argparse.ArgumentError(action, "must not be empty")
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message as an error of the command line."""
+        """Raise argparse's message as a UsageError."""
         message = _IGNORED_VALUE.sub(r"\1 takes no value, and has \2", message)
         fix = f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options"
         raise UsageError(f"{self.command.name}: {message}", fix=fix)
@@ -138,7 +138,7 @@ def _add_common(group: _Group) -> None:
 def _add_arguments(
     parser: CommandParser, group: _Group, common: _Group, options: type[Options]
 ) -> None:
-    """Add the arguments of options; inner options with a `TITLE` are a group of their own."""
+    """Add the arguments of options; nested options with a `TITLE` become a separate group."""
     for name, kind in list_fields(options).items():
         if field := find_field(options, name):
             _add_argument(parser, common if name in _COMMON else group, name, kind, field)
@@ -156,7 +156,7 @@ def _add_argument(
     if kind is bool:
         details["action"] = "store_true"
     else:
-        # The type of one value: `str` of `str`, of `str | None` and of `tuple[str, ...]`.
+        # The type of one value: `str` for `str`, `str | None` and `tuple[str, ...]`.
         details.setdefault("type", (*get_args(kind), kind)[0])
     if name is None:
         parser.add_argument(dest, **details)

@@ -94,7 +94,7 @@ def show_plan(
     graph: str | None = None,
     output: Path | None = None,
 ) -> bool:
-    """Show the stages that a run would run; if there are none, save the answer and return True."""
+    """Show the stages that a run would execute; if there are none, cache the answer and return True."""
     from tvmflow.engine.plan_text import (
         describe_plan,
         estimate_stages,

@@ -198,14 +198,14 @@ def _existing(path: Path) -> Path:
 
     if not path.exists() and not path.is_symlink():
         raise UsageError(f"there is no file {path}", fix="`tvmflow run RECIPE` delivers files")
-    # all but models, recipes and pipelines: a statement may be about any file
+    # A statement may be about any file except models, recipes and pipelines.
     delivered = (kinds.DELIVERED, kinds.BUNDLE, kinds.LOCK, kinds.TRIALS)
     kinds.check_kind(path, *delivered, kinds.ARRAYS, kinds.IMAGES, kinds.OTHER)
     return path
 
 
 def _find_statements(path: Path) -> list[Path]:
-    """Return the file, or the statements in a folder, which are about all files there."""
+    """Return the file itself, or the statements in a folder, which cover all files there."""
     if not _existing(path).is_dir():
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))

@@ -216,7 +216,7 @@ def merge(options: MergeOptions) -> int:
 def start_trace_check(
     store: LocalStore, check: bool
 ) -> contextlib.AbstractContextManager[replay.TraceCheck | None]:
-    """Yield a function that applies traces before the import; None without `check`."""
+    """Open a process that checks traces before the import; None without `check`."""
     from tvmflow.tuning import replay
 
     return replay.TraceCheck.start(store) if check else contextlib.nullcontext()
@@ -237,7 +237,7 @@ def prune(options: PruneOptions) -> int:
         options.keep_best, options.failed, options.older_than, options.tvm_other
     )
     store = options.store.require()
-    # Without --yes nothing is written, so that no lease is taken: the store may be read-only.
+    # Without --yes nothing is written and no lease is taken, so a read-only store works.
     with store.running() if options.yes else contextlib.nullcontext():
         pruned = ledger_folders.prune(
             Path(store.ledger),

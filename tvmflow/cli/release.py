@@ -1,4 +1,4 @@
-"""Further actions of `tvmflow run`: releases, retuning, reproducibility, and the IR of models."""
+"""Further actions of `tvmflow run`: releases, retuning, reproducibility checks, and IR dumps."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from tvmflow.tuning.tuning_job import TuneFacts
 
 
 def check_release(prepared: PreparedRun, request: RunRequest) -> None:
-    """Check the release of a pipeline before anything is built; other runs need no check.
+    """Check the release of a pipeline before anything is built; ignore runs without a release.
 
     Raises:
-        UsageError: when the run ends before the last stage.
+        UsageError: if the run ends before the last stage.
         TvmflowError: as `check_before_build` does.
     """
     pipeline = prepared.pipeline
@@ -84,7 +84,7 @@ def release(
     output: OutputOptions,
     recording: Recording,
 ) -> int:
-    """Make the release of a successful run, show it, and return the exit code; 3 if a gate fails."""
+    """Make and show the release of a successful run; return the exit code, which is 3 if a gate fails."""
     plan, folder = prepared.plan, pipeline.path.parent
     plan_state = evaluate_plan(plan, store)
     enforced = read_lock(Path(recording.lock)) if recording.lock else None
@@ -167,7 +167,7 @@ def _format_comparison(comparison: TargetComparison, previous: str) -> Iterator[
 def retune(
     plan: Plan, budget: Retune, run_plan: Callable[[Plan], RunReport | None], output: OutputOptions
 ) -> Plan:
-    """Tune in rounds, and return the plan with all trials; `run_plan` returns None when interrupted."""
+    """Tune in rounds and return the plan with all trials; `run_plan` returns None if interrupted."""
 
     def tune(spec: StageSpec) -> TuneFacts | None:
         report = run_plan(select_stage(plan, spec))
@@ -266,7 +266,7 @@ def _format_report(report: ReproducibilityReport) -> Iterator[str]:
 def dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
     """Lower the models of a plan again, write the IR after each pass, and return the exit code.
 
-    Each stage gets a folder `<recipe>/<stage>+<target>`. StageError: no stage of the plan lowers a model.
+    Each stage gets a folder `<recipe>/<stage>+<target>`. Raises StageError if no stage of the plan lowers a model.
     """
     specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
     if not specs:
@@ -296,10 +296,10 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) 
 def _dump_stage(
     spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
 ) -> tuple[str, int]:
-    """Return the problem by which a dump is incomplete, or an empty string, and the exit code."""
+    """Dump the IR of a stage; return the problem, or an empty string, and the exit code."""
     lower = STAGES[spec.stage].TRAITS.dump_ir
     assert lower is not None
-    # in a locked run, the chosen schedules are an input file
+    # In a locked run, the schedules are an input file.
     inputs = {file.role: file.path for file in spec.files} | {
         role: state.store.blobs.verified_path(digest)
         for role, digest in input_digests(spec, state.artifacts).items()

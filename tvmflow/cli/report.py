@@ -1,4 +1,4 @@
-"""`tvmflow report` and `compare`: a run or a release as one HTML page, or beside another one."""
+"""`tvmflow report` and `compare`: a run or release as an HTML page, and the changes between two of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _LAST: Final = "last"
 
 
 class _Subject(NamedTuple):
-    """The subject of a page: its name in file names, its side, and the folder of a release."""
+    """The run or release of a page: its name in file names, its comparison side, and a release's folder."""
 
     name: str
     page: Page
@@ -122,7 +122,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
-    """Return the last run with a measurement of these libraries, or the predecessor of a release."""
+    """Return the previous run that measured the same libraries, or the previous release."""
     from tvmflow.pages.collect import find_previous
     from tvmflow.release import LOCK, load_side, make_side
 
@@ -233,7 +233,7 @@ def _format_markdown(comparison: Comparison, regressions: list[Figure]) -> Itera
         yield ""
     for change in comparison.changes:
         yield f"- **{markdown_text(change.place)}** {markdown_text(change.what)}: {markdown_text(change.text.replace('->', '→'))}"
-    # of its own, not a part of the list
+    # The empty line ends the Markdown list.
     yield from ("", *map(markdown_text, _format_regressions(regressions))) if regressions else ()
 
 

@@ -1,4 +1,4 @@
-"""`tvmflow run`, `lock` and `diff`: the execution of recipes, and the lock files that record it."""
+"""`tvmflow run`, `lock` and `diff`: running recipes, and their lock files."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class RunOptions(Options):
 
     @contextlib.contextmanager
     def start_early(self) -> Iterator[None]:
-        """Start the process that loads TVM, if it is clear before planning that stages will run here."""
+        """Start loading TVM in a process before planning if the store is new, so that stages will run here."""
         is_new, is_local = False, self.execution.executor.executor == "processes"
-        # errors are ignored here: the command itself reports problems of the store
+        # The command itself reports problems of the store.
         with contextlib.suppress(TvmflowError):
             is_new = is_local and not self.dry_run and not self.store.locate().notes.list("last")
         if not is_new:
@@ -109,7 +109,7 @@ def run(options: RunOptions) -> int:
         check_output_file(file, options.recipes.recipes)
     store = options.store.open()
     with contextlib.ExitStack() as stack:
-        # for callers that did not: it runs already where a command line was read
+        # For callers other than the command line, which starts it earlier.
         stack.enter_context(options.start_early())
         from tvmflow.engine.run_records import record_run
 
@@ -163,7 +163,7 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
         if confirmed is not None:
             report, text = confirmed
         else:
-            # until they are pinned, garbage collection keeps the results
+            # The lease protects results from garbage collection until they are pinned.
             leases.enter_context(store.running())
             with open_driver(
                 prepared, settings, options.output, store, recording=recording, command=options.argv
@@ -195,18 +195,18 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
 def _confirm(
     options: RunOptions, prepared: PreparedRun, settings: DriverSettings, store: LocalStore
 ) -> tuple[RunReport, str] | None:
-    """Return the report and text of a run with nothing to do; None when there may be something."""
+    """Return the report and text of a run with nothing to do, or None if there may be work."""
     import logging
 
     from tvmflow.engine.remote_access import must_upload
     from tvmflow.engine.up_to_date import confirm_run
 
-    # these have work to do even if everything is up to date
+    # These options need work even if everything is up to date.
     does_more = (
         *(options.check_reproducible, options.force, options.best_so_far),
         *(options.dump_ir, options.summary, options.junit),
     )
-    # a log shows the decisions of a full evaluation
+    # Logged decisions need a full evaluation.
     is_logged = logging.getLogger(__name__).isEnabledFor(logging.INFO)
     if any(does_more) or not prepared.is_plain or is_logged or must_upload(settings.remote, store):
         return None
@@ -224,7 +224,7 @@ def open_driver(
     recording: Recording,
     command: Sequence[str] = (),
 ) -> Iterator[Driver]:
-    """Yield the driver of a command, whose runs are shown and recorded as they proceed."""
+    """Yield the driver of a command; its runs are shown and recorded while they proceed."""
     import logging
     import shlex
 
@@ -257,7 +257,7 @@ def open_driver(
 def retune_recipes(
     prepared: PreparedRun, request: RunRequest, driver: Driver, output: OutputOptions
 ) -> PreparedRun:
-    """Spend a pipeline's common budget for its recipes, and return the plan with their shares."""
+    """Spend a pipeline's shared tuning budget; return the run with the trials of each recipe."""
     if prepared.pipeline is None or not prepared.pipeline.retune or request.lock:
         return prepared
     from tvmflow.cli.release import retune
@@ -270,7 +270,7 @@ def retune_recipes(
 
 
 def render_report(report: RunReport, output: OutputOptions) -> str:
-    """Return the end of a run's output; with `-v`, also each stage's text about its result."""
+    """Return the summary of a run; with `-v`, it describes the result of each stage."""
     from tvmflow.engine.summary import render
 
     is_verbose = output.verbosity > 0
@@ -325,7 +325,7 @@ def lock(options: LockCommandOptions) -> int:
     from tvmflow.engine.run_records import record_run
 
     if options.lock is not None:
-        # before the work: nothing but a lock file is replaced by one
+        # Checked before the work: only a lock file may be overwritten.
         check_output_file(options.lock, options.recipes.recipes)
         check_kind(options.lock, LOCK)
     store = options.store.open()
@@ -349,7 +349,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
 
     settings = options.execution.settings()
     prepared = prepare(request, store, settings, DownloadLine())
-    # until they are pinned, garbage collection keeps the results
+    # The lease protects results from garbage collection until they are pinned.
     with store.running():
         with open_driver(prepared, settings, options.output, store, recording=recording) as driver:
             prepared = retune_recipes(prepared, request, driver, options.output)

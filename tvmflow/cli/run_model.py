@@ -1,4 +1,4 @@
-"""`tvmflow run-model`: a delivered library, run on files or random inputs, timed and compared."""
+"""`tvmflow run-model`: run a delivered library on files or random inputs."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class TraceOptions(StoreOptions):
 
 
 _MAX_NAMES: Final = 24
-# Rows of terminals with at least this many columns show the beginning of the headline.
+# The minimum width in characters for the column with the headline.
 _WIDE: Final = 72
 
 
@@ -134,7 +134,7 @@ def runs(options: RunsOptions) -> int:
 
 
 def _to_json(run: RunRecord) -> dict[str, Json]:
-    """Return a row; the facts of stages and the text of recipes are in the record itself."""
+    """Return a summary of a run without the facts of stages and the text of recipes."""
     from tvmflow.engine.summary import make_headline
 
     return {
@@ -198,7 +198,7 @@ def logs(options: LogsOptions) -> int:
     run = read_run(store, options.run_id) if options.run_id else None
     path, stage = options.recipe, options.stage
     if path and stage is None and Path(path).suffix not in RECIPE_SUFFIXES:
-        # one word is the stage
+        # A single word that is not a recipe names a stage.
         path, stage = None, path
     recipes = _list_recipe_names(path) if path else frozenset[str]()
     selected = find_logs(store, stage or "", run, recipes)
@@ -210,7 +210,7 @@ def logs(options: LogsOptions) -> int:
             print_lines(f"==> {log.stage_id} ({log.path})")
         is_followed = options.follow and log is selected[-1]
         for text in follow(log.path, has_active_runs if is_followed else lambda: False):
-            # a log keeps its lines; nothing in it commands the terminal
+            # Lines are kept, and terminal control sequences are escaped.
             sys.stdout.write("".join(map(_printable_line, text.splitlines(keepends=True))))
             sys.stdout.flush()
     if options.follow and options.verbosity >= 0:
@@ -220,7 +220,7 @@ def logs(options: LogsOptions) -> int:
 
 
 def _list_recipe_names(path: str) -> frozenset[str]:
-    """Return the names under which a recipe, or those of a pipeline, are planned."""
+    """Return the planned names of a recipe, or of a pipeline's recipes, with their variants."""
     from tvmflow.planning.prepare import RunRequest, load_request
 
     recipes, _ = load_request(RunRequest((path,)))
@@ -407,7 +407,7 @@ def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
         yield f"{name}: {count_text(len(rows), 'kernel')}"
         cells = list(map(_format_row, rows))
         if any(row.share is not None for row in rows):
-            # measurements inside and outside of the library are not mixed
+            # Times of kernels inside the library and alone are not comparable.
             cells = [{**cell, "alone": ""} for cell in cells]
             cells.append(_format_rest(rows, tuple(cells[0])))
         expendable = ("workload", "per inference", "alone", "calls", "schedule")
@@ -430,7 +430,7 @@ def _format_row(row: KernelRow) -> dict[str, str]:
 
 
 def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
-    """Return the row of the time between kernels, so that all rows add up to a call."""
+    """Return the row of the time between kernels, so that all rows add up to one call."""
     share = sum(row.share or 0.0 for row in rows)
     seconds = sum(row.seconds or 0.0 for row in rows)
     rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}
@@ -598,7 +598,7 @@ def _roofline_text(kernel: _ShownKernel) -> str:
 
 
 def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
-    """Yield the lines of the trial behind a schedule, or of the best trial."""
+    """Yield the lines of the trial that a schedule comes from, or of the best trial."""
     from tvmflow.cli import records
 
     row, selected = kernel.details.row, trials.select()
