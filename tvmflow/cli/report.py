@@ -1,4 +1,4 @@
-"""`tvmflow report` and `compare`: a run or release as an HTML page, and the changes between two of them."""
+"""`tvmflow report` and `compare`: HTML pages of runs and releases, and the changes between two."""
 
 from __future__ import annotations
 

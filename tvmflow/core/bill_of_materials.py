@@ -1,4 +1,4 @@
-"""Parts that every bill of materials has: CycloneDX 1.6 as JSON, the same bytes for the same content."""
+"""Common parts of bills of materials: CycloneDX 1.6 as canonical JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def license_fields(expression: str) -> dict[str, Json]:
 
 
 def stated_license_fields(name: str) -> dict[str, Json]:
-    """Return a component's field `licenses` for a license as others state it, an SPDX expression or not."""
+    """Return a component's field `licenses` for a license name, which may be an SPDX expression."""
     expression = license_expression(name) if name else ""
     if name and not expression:
         return {"licenses": [{"license": {"name": name}}]}
@@ -45,8 +45,8 @@ def stated_license_fields(name: str) -> dict[str, Json]:
 
 
 def license_expression(name: str) -> str:
-    """Return a name as an SPDX expression in its canonical form; an empty string if it is none."""
-    # Loading the list of licenses takes longer than reading a recipe that names none.
+    """Return a name as a canonical SPDX expression, or an empty string if it is not one."""
+    # Imported here because most recipes name no license, and loading the list of licenses is slow.
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
     try:

@@ -1,4 +1,4 @@
-"""Canonical JSON: one spelling for each value, so that equal values have equal bytes and digests."""
+"""Canonical JSON: equal values have equal bytes and digests."""
 
 import hashlib
 import json
@@ -14,10 +14,10 @@ def canonical(value: Json) -> bytes:
 
 
 def digest_of(value: Json) -> str:
-    """Return the sha256 (hex) of the canonical spelling."""
+    """Return the sha256 (hex) of a value's canonical JSON."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
 def document(value: Json) -> str:
-    """Return a JSON document for people and programs: indented, keys sorted, ends with a newline."""
+    """Return a value as indented JSON with sorted keys and a final newline."""
     return json.dumps(value, indent=1, sort_keys=True) + "\n"

@@ -1,7 +1,7 @@
-"""Choices: how an operator is computed where lowering has alternatives, by a rule or by measurement.
+"""Choices between alternative implementations of an operator, made by a rule or by measurement.
 
 A choice is a small JSON object such as `{"winograd": 4}` or `{"rows": 258, "columns": 512}`. Ledgers, packs and lock
-files of anybody may hold some, so that only the listed ones are accepted.
+files may come from anybody, so only known choices are accepted.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.types import Json
 
 WINOGRAD: Final = "winograd"
-"""The size of a tile of a Winograd convolution (see `tile_size`); 0 for a direct one."""
+"""The output tile of a Winograd convolution (see `tile_size`); 0 for a direct convolution."""
 
 DIRECT: Final = 0
 
 ROWS: Final = "rows"
 COLUMNS: Final = "columns"
-"""The rows and columns to which a matrix product is padded, so that register tiles divide it."""
+"""The rows and columns to which a matrix product is padded to a multiple of the register tile."""
 
 _MAX_OPERATOR: Final = 400
-# Tiles from this on have two digits, the rows and the columns: 42 is 4×2. Smaller ones are square.
+# A two-digit tile has its rows and columns as digits: 42 is 4×2. A one-digit tile is square.
 _TWO_DIGITS: Final = 10
 
 WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 42: 4e-6, 4: 8e-6}
-"""The largest error of a float32 convolution, relative to its largest result, by the size of its tile.
+"""Winograd tile -> largest error of a float32 convolution, relative to its largest result.
 
-They are those of 256 channels of random numbers, whose sums are added up one by one.
+Measured with 256 channels of random values and sequential summation.
 """
 
 _EXTENTS: Final = range(1, 1 << 31)
@@ -42,18 +42,18 @@ Choice = Mapping[str, int]
 """The kind of choice -> the alternative."""
 
 Choices = Mapping[str, Choice]
-"""The operators of a model, as `Operator.text` describes them, and the choice for each."""
+"""`Operator.text` -> the choice for this operator."""
 
 
 class Operator(NamedTuple):
-    """An operator of a model that lowering has alternatives for.
+    """An operator of a model that lowering can implement in several ways.
 
     Attributes:
-        text: Its description: the same for equal operators of all models.
-        nodes: The bindings of the imported `main` that it came from, by index.
-        by_rule: The choice that is estimated to be fastest.
-        alternatives: All choices that are possible, that one included, ranked by estimated cost.
-        weight_bytes: The size of the weights for each of the alternatives.
+        text: Description, which equal operators of all models share.
+        nodes: Indices of the operator's bindings in the imported `main`.
+        by_rule: Choice with the lowest estimated cost.
+        alternatives: All possible choices, including `by_rule`, ranked by estimated cost.
+        weight_bytes: Size of the weights for each alternative.
     """
 
     text: str
@@ -63,13 +63,13 @@ class Operator(NamedTuple):
     weight_bytes: tuple[int, ...]
 
     def count_added_bytes(self, choice: Choice) -> int:
-        """Return by how much a choice makes the weights larger than they are by rule; 0 if it does not."""
+        """Return how many bytes a choice adds to the weights, compared with the rule's choice."""
         sizes = dict(zip(map(choice_text, self.alternatives), self.weight_bytes, strict=True))
         return max(sizes[choice_text(choice)] - sizes[choice_text(self.by_rule)], 0)
 
 
 def tile_size(tile: int) -> tuple[int, int]:
-    """Return the rows and columns of a tile of a Winograd convolution.
+    """Return the rows and columns of a Winograd tile.
 
     >>> tile_size(4), tile_size(42)
     ((4, 4), (4, 2))
@@ -78,7 +78,7 @@ def tile_size(tile: int) -> tuple[int, int]:
 
 
 def choice_text(choice: Choice) -> str:
-    """Return the one spelling of a choice.
+    """Return a choice as canonical JSON.
 
     >>> choice_text({"winograd": 4})
     '{"winograd":4}'
@@ -87,12 +87,12 @@ def choice_text(choice: Choice) -> str:
 
 
 def choice_key(operator: str) -> str:
-    """Return the key under which a ledger keeps the choices that were measured for an operator."""
+    """Return the ledger key of an operator's measured choices."""
     return digest_of({"operator": operator})
 
 
 def find_problem(choice: Json) -> str:
-    """Return why a value is not a choice that tvmflow makes; empty for one that is.
+    """Return why a value is not a valid choice, or an empty string.
 
     >>> find_problem({"winograd": 4}), find_problem({"winograd": 5})
     ('', 'it is not a choice that this version of tvmflow makes')
@@ -106,7 +106,7 @@ def find_problem(choice: Json) -> str:
 
 
 def find_problem_of_choices(choices: Json) -> str:
-    """Return why a value is not a mapping of operators to choices; empty for one that is."""
+    """Return why a value is not a mapping of operators to choices, or an empty string."""
     if not isinstance(choices, dict):
         return "it is not a mapping of operators to choices"
     for operator, choice in choices.items():
@@ -118,12 +118,12 @@ def find_problem_of_choices(choices: Json) -> str:
 
 
 def is_within_tolerance(choice: Choice, rtol: float | None) -> bool:
-    """Return whether the error of a choice is well below the `rtol` of a recipe, if it has one."""
+    """Return whether the error of a choice is at most a tenth of `rtol`; True without `rtol`."""
     return rtol is None or 10 * WINOGRAD_ERRORS[choice.get(WINOGRAD, DIRECT)] <= rtol
 
 
 def describe_choice(choice: Choice) -> str:
-    """Return a choice for people."""
+    """Return a choice as text for reports."""
     if ROWS in choice:
         return f"computed as {choice[ROWS]}×{choice[COLUMNS]}"
     rows, columns = tile_size(choice[WINOGRAD])

@@ -1,4 +1,4 @@
-"""JSON as values of types: read with checks, as another version may have recorded it, and written."""
+"""Typed values from JSON, and back. Unknown fields are dropped, because other versions may have written them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmflow.core.types import Json
 _T = TypeVar("_T")
 _Reader = Callable[[Json], Any]
 
-# The range of 64-bit counters, more than any measured quantity: sums and products of a few such values are finite.
+# Limits above any measured quantity, so that sums and products of a few values stay finite.
 _MAX_INTEGER: Final = 2**63
 _MAX_NUMBER: Final = 1e100
 _MAX_DIGITS: Final = 18
@@ -34,24 +34,24 @@ _NOUNS: Final[Mapping[type, str]] = {
 
 
 class Mismatch(ValueError):
-    """JSON that does not match a type: where, and the problem."""
+    """JSON that does not match a type; the message has the path and the problem."""
 
     def within(self, name: str) -> Mismatch:
-        """Return the same for the value that has it under a name."""
+        """Return the same problem with a field name put before its path."""
         return Mismatch(f"{excerpt(name)}: {self}")
 
 
 def from_json(kind: type[_T], value: Json) -> _T:
-    """Return JSON as a value of a type; unknown fields are dropped. Mismatch if it is not of this type.
+    """Convert JSON to a value of a type; drop unknown fields. Raises Mismatch for other types.
 
-    A type is a NamedTuple, whose fields without a default are required, a TypedDict, text, a number, a literal, Any, or
-    a union, tuple, list or mapping of types. Numbers must be finite; a `float | str` reads others as text.
+    Types are NamedTuple (fields without a default are required), TypedDict, str, bool, int, float, Literal, Any, and
+    unions, tuples, lists and mappings of these. Numbers must be finite; `float | str` reads infinities and NaN as text.
     """
     return cast(_T, _reader_for(cast(Any, kind))(value))
 
 
 def to_json(value: Any) -> Json:
-    """Return a value of such a type as JSON; one with a method `to_json` as that returns it."""
+    """Convert a value to JSON, by its method `to_json` if it has one."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         own = getattr(value, "to_json", value._asdict)()
         return {name: to_json(inner) for name, inner in own.items()}
@@ -61,7 +61,7 @@ def to_json(value: Any) -> Json:
 
 
 def without_empty(fields: Mapping[str, Json], names: Iterable[str]) -> dict[str, Json]:
-    """Return fields without those of some names that are empty."""
+    """Return fields without empty ones among `names`."""
     left_out = {name for name in names if not fields[name]}
     return {name: value for name, value in fields.items() if name not in left_out}
 
@@ -119,7 +119,7 @@ def _read_number(value: Json) -> float:
 
 
 def _read_any_number(value: Json) -> float | str:
-    """Return a number of any size; one that JSON lacks as text."""
+    """Return a finite number, or NaN and infinities as text, which JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value in _NO_NUMBERS else _read_number(value)

@@ -1,4 +1,4 @@
-"""Dimensions: sizes that each call of a library chooses, and sizes of tensors as expressions of them.
+"""Dynamic dimensions of a library, and tensor sizes as expressions of them.
 
 >>> sizes = derive_sizes(
 ...     (Dimension("batch", 1, 8), Dimension("seq", 1, 512)),
@@ -23,7 +23,7 @@ from tvmflow.core.types import Dimension, Size, TensorSpec
 
 T = TypeVar("T")
 
-# An expression of a model has some tens of characters; one of a stranger's bundle may have any number.
+# Expressions of models have tens of characters; those of foreign bundles could be huge.
 _MAX_TEXT: Final = 2_000
 _MAX_VALUE: Final = 2**62
 
@@ -47,13 +47,13 @@ _COMPUTED: Final[Mapping[str, Callable[[int, int], int]]] = {
 
 
 class WrongSize(ValueError):
-    """A size that a dimension cannot have, or an expression that is none; the message names it."""
+    """A size outside a dimension's range, or an invalid expression."""
 
 
 class Language(NamedTuple):
-    """The forms in which a programming language differs from Python.
+    """The syntax of a programming language for expressions of sizes.
 
-    `name` returns the code for the size of a dimension. The others are templates with `{a}` and `{b}`.
+    `name` returns the code for the size of a dimension. The other fields are templates with operands `{a}` and `{b}`.
     """
 
     name: Callable[[str], str]
@@ -66,7 +66,7 @@ class Language(NamedTuple):
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
     """Evaluate a size: an integer, or an expression of dimension names, integers, + - * // % min max.
 
-    Raises WrongSize if it is not such an expression, has no value, or is beyond 2^62.
+    Raises WrongSize for an invalid expression, a division by 0, or a value beyond 2^62.
     """
     if isinstance(size, int):
         return size
@@ -84,7 +84,7 @@ def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
 
 
 def evaluate_shape(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape for some sizes of the dimensions; errors are those of `evaluate`."""
+    """Evaluate each size of a shape (see `evaluate`)."""
     return tuple(evaluate(size, sizes) for size in shape)
 
 
@@ -99,7 +99,7 @@ def largest_shape(shape: Sequence[Size], dimensions: Iterable[Dimension]) -> tup
 
 
 def list_names(size: Size) -> list[str]:
-    """Return the names of the dimensions that a size depends on, in their order.
+    """Return the names of the dimensions in a size, in order of first occurrence.
 
     >>> list_names("seq + past - 1"), list_names(7)
     (['seq', 'past'], [])
@@ -112,7 +112,7 @@ def list_names(size: Size) -> list[str]:
 
 
 def is_name(size: Size) -> TypeGuard[str]:
-    """Return whether a size is the name of one dimension, which shapes determine.
+    """Return whether a size is the name of a dimension, and not an expression.
 
     >>> is_name("seq"), is_name("past + seq"), is_name(7)
     (True, False, False)
@@ -121,7 +121,7 @@ def is_name(size: Size) -> TypeGuard[str]:
 
 
 def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
-    """Return for each axis the index of its dimension in `names`: -1 for fixed sizes, -2 for expressions.
+    """Return the index in `names` of each axis: -1 for fixed sizes, -2 for expressions.
 
     >>> find_axes(["batch", 3, "past + seq"], ["batch", "past", "seq"])
     [0, -1, -2]
@@ -133,7 +133,7 @@ def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
 def fold(
     size: str, name: Callable[[str], T], number: Callable[[int], T], join: Callable[[str, T, T], T]
 ) -> T:
-    """Return an expression as another kind of value, from the leaves up.
+    """Fold an expression bottom-up.
 
     `name` converts dimensions, `number` integers, and `join` an operator (+ - * // % min max) with its two operands.
     """
@@ -150,7 +150,7 @@ def fold(
 
 
 def write_code(size: Size, language: Language) -> str:
-    """Return a size as an expression of another language, in parentheses where it is not one word."""
+    """Return a size as an expression of another language; operations are in parentheses."""
     if isinstance(size, int):
         return str(size)
     codes = {
@@ -180,7 +180,7 @@ def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int,
             raise WrongSize(f"{excerpt(size)} may divide by 0")
         if word == "%":
             return (0, second[1] - 1) if first[0] < 0 else (0, min(first[1], second[1] - 1))
-        # all of these are monotone in each operand, for a fixed other one
+        # The operators are monotonic in each operand, so extremes are at corners of the ranges.
         corners = [_COMPUTED[word](a, b) for a in first for b in second]
         if max(map(abs, corners)) > _MAX_VALUE:
             raise WrongSize(f"{excerpt(size)} may be beyond 2^62")
@@ -192,7 +192,7 @@ def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int,
 
 
 def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
-    """Return a size with other sizes in place of names.
+    """Return a size with dimension names replaced by other sizes.
 
     >>> substitute("rows * 4 + 2", {"rows": "2 * seq"}), substitute("rows * 4 + 2", {"rows": 3})
     ('2 * seq * 4 + 2', 14)
@@ -210,8 +210,8 @@ def derive_sizes(
 ) -> dict[str, int]:
     """Infer the size of each dimension from the actual input shapes.
 
-    Each dimension in `inputs` is also the whole size of some axis. Raises WrongSize when a size is out of its range,
-    differs between inputs, or is not the model's.
+    Each dimension in `inputs` must be the complete size of some axis. Raises WrongSize if a size is out of its range,
+    differs between inputs, or contradicts the model's.
     """
     expressions: list[tuple[str, int, str]] = []
     ranges = {dimension.name: dimension for dimension in dimensions}
@@ -248,7 +248,7 @@ def derive_sizes(
 
 
 def choose_tuning_size(dimension: Dimension) -> int:
-    """Return the size to decide for all sizes at: the largest of `tune_at`, or the geometric middle.
+    """Return the tuning size: the largest of `tune_at`, or the geometric mean of the range.
 
     >>> choose_tuning_size(Dimension("seq", 1, 512)), choose_tuning_size(Dimension("h", 32, 512, 32))
     (23, 128)
@@ -261,7 +261,7 @@ def choose_tuning_size(dimension: Dimension) -> int:
 
 
 def list_tuning_sizes(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
-    """Return combinations of sizes that contain each size of `tune_at`, and the tuning sizes.
+    """Return combinations of sizes: together they cover each size of `tune_at` and the tuning sizes.
 
     >>> list_tuning_sizes([Dimension("batch", 1, 8), Dimension("seq", 1, 512, 1, (16, 128))])
     [{'batch': 3, 'seq': 16}, {'batch': 3, 'seq': 128}]
@@ -278,7 +278,7 @@ def list_tuning_sizes(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
 
 
 def is_prime(number: int) -> bool:
-    """Return whether a number is prime, so that no tile divides a size of it.
+    """Return whether a number is prime: no tile divides an extent of this size.
 
     >>> [number for number in range(12) if is_prime(number)]
     [2, 3, 5, 7, 11]
@@ -287,7 +287,7 @@ def is_prime(number: int) -> bool:
 
 
 def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
-    """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
+    """Return tensors with their shapes evaluated for `sizes` of the dimensions."""
     return tuple(
         spec._replace(shape=evaluate_shape(spec.sizes, sizes), sizes=()) if spec.sizes else spec
         for spec in specs
@@ -295,7 +295,7 @@ def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[Ten
 
 
 def ranges_text(dimensions: Iterable[Dimension]) -> str:
-    """Return the sizes that each dimension can have, for messages.
+    """Return the range of each dimension, for messages.
 
     >>> ranges_text([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
     'batch is 1 to 8; seq is 8 to 512, multiples of 8'
@@ -304,7 +304,7 @@ def ranges_text(dimensions: Iterable[Dimension]) -> str:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Return sizes as reports name them.
+    """Return sizes as text for reports.
 
     >>> sizes_text({"batch": 3, "seq": 37})
     'batch=3, seq=37'
@@ -325,7 +325,7 @@ def _parse(text: str) -> ast.expr:
 
 
 def _check(node: ast.AST) -> None:
-    """Raise ValueError for anything but an expression of sizes."""
+    """Raise ValueError unless a tree is an expression of sizes."""
     match node:
         case ast.Name():
             return
@@ -350,7 +350,7 @@ def _look_up(name: str, known: Mapping[str, T], text: str) -> T:
 
 
 def _replace(node: Any, sizes: Mapping[str, Size], text: str) -> ast.expr:
-    """Return a tree with other sizes in place of names, and operations on numbers computed."""
+    """Return a tree with names replaced by sizes and constants folded."""
     if isinstance(node, ast.Constant):
         return node
     if isinstance(node, ast.Name):
@@ -369,7 +369,7 @@ def _replace(node: Any, sizes: Mapping[str, Size], text: str) -> ast.expr:
 
 
 def _constant(value: int) -> ast.expr:
-    """Return the tree of a number; expressions have no sign of their own."""
+    """Return the tree of an integer; a negative one is a difference, because expressions have no unary minus."""
     if value >= 0:
         return ast.Constant(value)
     return ast.BinOp(ast.Constant(0), ast.Sub(), ast.Constant(-value))

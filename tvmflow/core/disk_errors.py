@@ -1,4 +1,4 @@
-"""Errors of disks and limits as messages: the full or unusable place, its file system, and the fix."""
+"""Messages for errors of disks and system limits, with the path, its file system, and a fix."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tvmflow.core.project import shortest_path
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
-# A write that fails for want of space fills the free space, up to a block that its file cannot use.
+# A failed write may leave a little free space, which its file could not use.
 _FULL_BYTES: Final = 256 << 10
 _UNKNOWN_BYTES: Final = 1 << 62
-# The space that downloads leave free; less on a small disk.
+# Downloads leave this much space free, or less on a small disk.
 _RESERVED_BYTES: Final = 64 << 20
 _NETWORK_KINDS: Final = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs fuse.sshfs lustre beegfs".split()
@@ -28,10 +28,9 @@ _NETWORK_KINDS: Final = frozenset(
 
 
 class FileSystem(NamedTuple):
-    """A mounted file system: 0 and empty text where the system does not describe it.
+    """A mounted file system; unknown fields are 0 or empty.
 
-    `free` bytes and `free_inodes` files can still be written by this user. With `is_noexec`, it runs no programs and
-    loads no libraries.
+    This user can still write `free` bytes and `free_inodes` files. `is_noexec`: it is mounted with `noexec`.
     """
 
     mount_point: str
@@ -44,22 +43,22 @@ class FileSystem(NamedTuple):
 
     @property
     def lacks_inodes(self) -> bool:
-        """No further file can be created, whatever space there is."""
+        """True if no further file can be created."""
         return bool(self.inodes) and not self.free_inodes
 
     @property
     def is_full(self) -> bool:
-        """Hardly a byte, or no further file, can be written."""
+        """True if almost no bytes, or no further file, can be written."""
         return self.free < _FULL_BYTES or self.lacks_inodes
 
     @property
     def spare(self) -> int:
-        """The bytes that may be downloaded to it: a reserve stays for all else that is written."""
+        """The bytes available for downloads; a reserve is kept for other writes."""
         return self.free - min(_RESERVED_BYTES, self.size // 20)
 
     @property
     def is_network(self) -> bool:
-        """Its files are on another machine."""
+        """True if its files are on another machine."""
         return self.kind in _NETWORK_KINDS
 
     def __str__(self) -> str:
@@ -73,8 +72,8 @@ class FileSystem(NamedTuple):
 
 
 def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
-    """Return the file system of a path, or of the nearest folder above it that exists and answers."""
-    # where the system, or its sandbox, has no information about file systems
+    """Return the file system of a path, or of the nearest accessible folder above it."""
+    # The defaults are for systems and sandboxes without `statvfs`.
     place, status = os.sep, os.statvfs_result([0] * 10)
     for folder in _list_folders(os.path.realpath(path)):
         with contextlib.suppress(OSError):
@@ -87,7 +86,7 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
         mount_point=mount_point,
         kind=kind,
         size=status.f_blocks * status.f_frsize,
-        # a file system that does not know its own size takes any number of bytes
+        # A file system that does not report its size is assumed to have space.
         free=free if status.f_blocks else _UNKNOWN_BYTES,
         inodes=status.f_files,
         free_inodes=status.f_ffree if is_root else status.f_favail,
@@ -103,7 +102,7 @@ def _list_folders(path: str) -> Iterator[str]:
 
 
 def _find_mount(place: str) -> tuple[str, str]:
-    """Return where the file system of a real path is mounted, and its type where Linux says it."""
+    """Return the mount point of a real path, and its file system's type if Linux reports it."""
     mount = ("/", "")
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as stream:
@@ -114,7 +113,7 @@ def _find_mount(place: str) -> tuple[str, str]:
         fields, _, source = line.partition(" - ")
         mount_point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
         is_above = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
-        # of several at one place, the last one covers the others
+        # Of several mounts at one path, the last one is visible.
         if is_above and len(mount_point) >= len(mount[0]):
             mount = (mount_point, source.split(" ")[0])
     return mount
@@ -125,7 +124,7 @@ def _find_mount(place: str) -> tuple[str, str]:
 _OTHER_FOLDER: Final = "or choose another folder with --store or --dist"
 _KEPT: Final = "and run again; everything finished so far is kept"
 _WRITABLE: Final = f"let this user read and write it, {_OTHER_FOLDER}"
-# Another kind of file exists where a file or a folder is expected.
+# A file of the wrong kind exists at the path.
 _OBSTRUCTED: Final = f"move the file at that path away, {_OTHER_FOLDER}"
 _FAILING: Final = f"the disk or the network behind it fails: see the system's log (dmesg), {_OTHER_FOLDER}, {_KEPT}"
 _TOO_MANY: Final = "allow more open files (ulimit -n 4096), or run fewer stages at a time (--jobs)"
@@ -161,11 +160,11 @@ _FIXES: Final[dict[int, str]] = {
     errno.EBUSY: _IN_USE,
     errno.ETXTBSY: _IN_USE,
 }
-"""The number of an error that a user can act on -> how. All others are bugs, or belong to whoever knows more."""
+"""Error number -> fix, for errors that a user can act on. Other errors are bugs or are handled by callers."""
 
 # The dynamic loader's message about a library on a file system that is mounted noexec.
 _NO_MAPPING: Final = "failed to map segment from shared object"
-# Messages of other programs and libraries about such an error, without its number.
+# Message of other programs and libraries -> the number of the disk error behind it.
 _TEXTS: Final = {
     text: number
     for number in (*_FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.EFBIG)
@@ -179,14 +178,14 @@ _TEXTS: Final = {
 
 
 class OutputError(OSError):
-    """Standard output cannot be written: no file or folder of tvmflow is the cause."""
+    """Standard output cannot be written; the problem is not on a disk that tvmflow uses."""
 
 
 @contextlib.contextmanager
 def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
-    """Translate errors of the disk that a user can act on to StoreError, as `explain` does.
+    """Translate disk errors that a user can act on to StoreError (see `explain`).
 
-    The file or folder `place` is named where the error names none; `needed` is how many bytes are to be written.
+    The message names `place` if the error names no file. `needed` is the number of bytes to be written.
     """
     try:
         yield
@@ -198,20 +197,20 @@ def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[N
 
 
 def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -> StoreError | None:
-    """Return the StoreError that `disk_errors` raises for an OSError; None if users cannot act on it."""
+    """Return the StoreError for an OSError, or None if users cannot act on the error."""
     if isinstance(error, OutputError):
         return None
     named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]
     path = named[0] if named else os.fspath(place)
     if error.errno in _FULL:
-        # the place first: of a file that is written aside, nobody knows the name
+        # `place` comes first, because users do not know the name of a temporary file.
         outputs = [f"/proc/self/fd/{number}" for number in (1, 2)]
         files = [os.path.realpath(link) for link in outputs if os.path.isfile(link)]
         places = [os.fspath(place), path, *files, _temporary_folder()]
         return _full_disk(error.errno, places, needed)
     if error.errno == errno.EAGAIN:
         return StoreError(_NO_PROCESSES, fix=_MORE_PROCESSES)
-    # other invalid arguments are mistakes in a call
+    # EINVAL without a file name is a mistake in a call.
     if error.errno not in _FIXES or (error.errno == errno.EINVAL and not named):
         return None
     shown = shortest_path(path)
@@ -221,9 +220,9 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
 
 
 def unreadable(where: str, error: OSError) -> TvmflowError:
-    """Return the problem of an unreadable file of a recipe: a mistake in the recipe, or a system failure.
+    """Return the error for an unreadable file of a recipe: a mistake in the recipe, or a system failure.
 
-    `where` is its position in the recipe, and the file.
+    `where` is the position in the recipe, followed by the file.
     """
     problem = explain(error, where) if error.errno in _SYSTEM else None
     return problem or RecipeError(f"{where}: {error.strerror}")
@@ -233,7 +232,7 @@ _FIX_FOLDER: Final = "choose a folder on a disk; --store and --dist name those o
 
 
 def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
-    """Create a folder and its parents; `fix` is for file systems that allow none, such as /proc."""
+    """Create a folder and its parents; `fix` is for file systems without new folders, such as /proc."""
     with disk_errors(path):
         try:
             os.makedirs(path, exist_ok=True)
@@ -242,7 +241,7 @@ def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Check that files can be written to a folder, which need not exist yet; nothing is left there."""
+    """Check that files can be written to a folder, or would be if it existed; leave no file there."""
     import tempfile
 
     place = _nearest_folder(os.fspath(folder))
@@ -250,26 +249,26 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         if not os.path.isdir(place):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
         try:
-            # permissions alone do not decide: root needs none, and a read-only file system refuses everybody
+            # Permission bits do not apply to root, and do not tell that a file system is read-only.
             tempfile.TemporaryFile(dir=place).close()
         except FileNotFoundError as error:
             raise _not_creatable(folder, error, _FIX_FOLDER) from error
 
 
 def _not_creatable(path: str | os.PathLike[str], error: FileNotFoundError, fix: str) -> StoreError:
-    """Return the problem of a path that cannot be created: its file system, such as /proc, says ENOENT."""
+    """Return the error for a path where creation fails with ENOENT, as in /proc."""
     what = f"{shortest_path(os.fspath(path))} cannot be created: {error.strerror}"
     return StoreError(what, fix=fix)
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
+    """Return whether an error, or the cause of a StoreError, is a full disk or quota."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     return isinstance(cause, OSError) and cause.errno in _FULL
 
 
 def is_unwritable(error: StoreError) -> bool:
-    """Return whether an error says that a disk is full, or that this user may not write there."""
+    """Return whether the cause of an error is a full disk or a missing permission to write."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (*_FULL, *_REFUSED)
 
@@ -277,10 +276,10 @@ def is_unwritable(error: StoreError) -> bool:
 def find_disk_problem(
     places: Iterable[str | os.PathLike[str]], text: str = ""
 ) -> StoreError | None:
-    """Return the problem of the disk that made a program or a library fail; None when it was another one.
+    """Return the disk error that made a program or library fail, or None for another cause.
 
-    A linker, TVM or safetensors report a full disk in their own words, or crash. Their output is searched for the
-    system's words, and the disks that they write to are checked.
+    Linkers, TVM and safetensors report a full disk in their own words, or crash. Their output `text` is searched for
+    known messages, and the disks of `places` are checked.
     """
     paths = [os.fspath(place) for place in (*places, _temporary_folder())]
     for words, number in _TEXTS.items():
@@ -296,7 +295,7 @@ def find_disk_problem(
 
 
 def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
-    """Check that a folder has `needed` bytes free for a download, and a reserve; StoreError otherwise."""
+    """Raise StoreError unless a folder has `needed` bytes free for a download, beside the reserve."""
     file_system = find_file_system(os.fspath(place))
     if needed > file_system.spare:
         reserve = file_system.free - file_system.spare
@@ -318,7 +317,7 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
 
 
 def _nearest_folder(path: str) -> str:
-    """Return the nearest existing folder above a path: a missing path has no permissions."""
+    """Return a path itself if it exists, or the nearest existing folder above it."""
     while not os.path.lexists(path):
         path = os.path.dirname(os.path.abspath(path))
     return path
@@ -330,7 +329,7 @@ def _fullest(paths: list[str]) -> str:
 
 
 def describe_output() -> str:
-    """Return where standard output goes: a file and its file system; nothing for a terminal or a pipe."""
+    """Return the file behind standard output and its file system; empty for a terminal or a pipe."""
     path = os.path.realpath("/proc/self/fd/1")
     return f" to {shortest_path(path)} ({find_file_system(path)})" if os.path.isfile(path) else ""
 
@@ -339,11 +338,11 @@ def _temporary_folder() -> str:
     import tempfile
 
     chosen = os.environ.get("TMPDIR", "")
-    # on a full disk it would not be chosen any more
+    # `gettempdir` would skip a folder on a full disk.
     if tempfile.tempdir is None and os.path.isdir(chosen):
         return chosen
     try:
         return tempfile.gettempdir()
     except OSError:
-        # none of the usual folders can be written
+        # No usual folder for temporary files is writable.
         return "/tmp"

@@ -1,4 +1,4 @@
-"""Reads JSON documents that anybody may have written: within limits, and field by field with a type."""
+"""Reader of untrusted JSON documents, with limits and typed access to fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Unreadable(Exception):
-    """A document is invalid. The message is a reason that follows the document's name."""
+    """A document is invalid. The message is a reason, to be put after the document's name."""
 
 
 def read_file(path: Path) -> bytes:
@@ -82,13 +82,13 @@ def _check_depth(value: Json) -> None:
 
 
 def get_field(value: Json, *path: str, of: type[_T]) -> _T:
-    """Return the value at a path of names, from the outermost object, if it has a type; else an empty one."""
+    """Return the value at a path of names if it has the type `of`, or else an empty value of that type."""
     inner = _walk(value, path)
     return inner if isinstance(inner, of) else of()
 
 
 def get_number(value: Json, *path: str) -> float | None:
-    """Return the number at a path; None when there is none, or none that a float can hold."""
+    """Return the number at a path of names, or None if it is missing or not finite as a float."""
     inner = _walk(value, path)
     if isinstance(inner, bool) or not isinstance(inner, (int, float)):
         return None
@@ -106,6 +106,6 @@ def _walk(value: Json, path: tuple[str, ...]) -> Json:
 
 
 def quote(value: Json) -> str:
-    """Return a foreign value for a message: in quotes, and not longer than a line."""
+    """Return an untrusted value for a message: quoted and of limited length."""
     text = repr(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"

@@ -1,7 +1,7 @@
-"""Errors: every exception that tvmflow raises on purpose, each with its exit code.
+"""Errors that tvmflow raises on purpose, each with its exit code.
 
-An error says what happened, where, and what to do next. Only the command line turns one into output. Any other
-exception is a bug in tvmflow and is reported as one.
+An error says what happened, where, and what to do next. Only the command line prints errors. Any other exception is
+reported as a bug in tvmflow.
 """
 
 from typing import Final
@@ -51,7 +51,7 @@ class UsageError(TvmflowError):
 
 
 class RecipeError(TvmflowError):
-    """A recipe or pipeline is wrong: `problems` are all mistakes, each `file:line:column: …`."""
+    """A recipe or pipeline is invalid: `problems` has all mistakes, each `file:line:column: …`."""
 
     exit_code = EXIT_USAGE
 
@@ -64,7 +64,7 @@ class RecipeError(TvmflowError):
 
 
 def merge_recipe_errors(errors: "list[RecipeError]") -> RecipeError:
-    """Return one error with the problems and remedies of several, each once."""
+    """Return one error with the distinct problems and fixes of several."""
     problems = [problem for error in errors for problem in error.problems]
     fixes = [error.fix for error in errors if error.fix]
     return RecipeError(list(dict.fromkeys(problems)), fix="; ".join(dict.fromkeys(fixes)))
@@ -85,13 +85,13 @@ class VerifyFailed(StageError):
 
 
 class LockMismatch(TvmflowError):
-    """A stage of a locked run made other bytes than its lock file records."""
+    """An output of a locked run differs from its digest in the lock file."""
 
     exit_code = EXIT_VERIFY
 
 
 class EnvironmentProblem(TvmflowError):
-    """The environment does not allow it: no space, no permission, a package that is not installed."""
+    """A problem of the environment: no space, no permission, or a package that is not installed."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -111,13 +111,13 @@ class Interrupted(TvmflowError):
 
 
 class InternalError(TvmflowError):
-    """A bug in tvmflow that a check has found. The message names a log file if there is one."""
+    """A bug in tvmflow that a check found. The message names the log file, if any."""
 
     exit_code = EXIT_BUG
 
 
 class BundleError(TvmflowError, ValueError):
-    """A bundle cannot be loaded on this host, or was called with inputs that do not fit its signature."""
+    """A bundle cannot be loaded on this host, or its inputs do not match its signature."""
 
 
 _OUTCOMES: Final = {

@@ -1,6 +1,6 @@
-"""Kinds of files by their content: models, recipes, delivered files, and files given by mistake.
+"""File type detection by content: models, recipes, delivered files, and common mistakes.
 
-Nothing is loaded, as a pickle is code. The name of a file counts only where its content does not decide.
+Nothing is unpickled, because a pickle runs code. The suffix counts only if the content is ambiguous.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tvmflow.core.generated_text import shell_word
 
 PT2_FOLDER: Final = "/models/"
 PT2_DOCUMENT: Final = "serialized_exported_program.json"
-"""How the graph of a `torch.export` archive is named: `NAME/models/model.json` from PyTorch 2.8 on."""
+"""Name of the graph in a `torch.export` archive; from PyTorch 2.8 on, it is `NAME/models/model.json`."""
 
 EXPORT_LINES: Final = (
     "import torch",
     "archive = torch.export.export(model.eval(), (torch.randn(1, 3, 224, 224),))",
     'torch.export.save(archive, "model.pt2")',
 )
-"""The lines of Python that make an archive of a model."""
+"""Python code that exports a model to an archive."""
 
 MODEL: Final = "a model"
 RECIPE: Final = "a recipe"
@@ -37,13 +37,13 @@ TRIALS: Final = "a trial pack"
 ARRAYS: Final = "an npz file, numbers as text, or an image"
 IMAGES: Final = "an image"
 OTHER: Final = "another file"
-"""The groups of kinds, as messages call them: accepted by a command, or not."""
+"""The groups of kinds, as named in messages; each command accepts some of the groups."""
 
 
 class FileKind(NamedTuple):
-    """The kind of a file: the end of a sentence (`is …`), and the group of commands that accept it.
+    """The kind of a file: a predicate for messages (`is …`) and its group.
 
-    `{path}` in `fix` stands for the path; `field` is the field below `model` for such a model.
+    `{path}` in `fix` stands for the path; `field` is the recipe's field below `model` for a model of this kind.
     """
 
     text: str
@@ -57,7 +57,7 @@ class FileKind(NamedTuple):
 
 
 def _export(obtain: str) -> str:
-    """Return how to get a model that can be imported, from a model in Python."""
+    """Return the fix that exports a Python model as an archive; `obtain` says how to get the model."""
     return "\n    ".join((f"{obtain}, export it, and write `pytorch: model.pt2`:", *EXPORT_LINES))
 
 
@@ -151,12 +151,12 @@ _IMAGE: Final = FileKind(
 )
 
 STAND_INS: Final = (_DAMAGED, _LFS, _HTML)
-"""The kinds of placeholders of a file: the remedy is to get that file."""
+"""Kinds of files that stand in for the real file, which must be downloaded again."""
 
 _HEAD_BYTES: Final = 1 << 16
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _BY_START: Final[Mapping[bytes, FileKind]] = {
-    # the opcode PROTO of protocol 2 and later, with which torch.save and pickle.dump begin
+    # The PROTO opcode of pickle protocols 2 to 5; torch.save and pickle.dump write it first.
     **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), _PICKLE),
     b"\x89HDF": _KERAS,
     b"\x7fELF": _ELF,
@@ -167,10 +167,10 @@ _BY_START: Final[Mapping[bytes, FileKind]] = {
     b"\x12\x01\0\0\0\0\0\0": _PARAMS,
     b"version https://git-lfs": _LFS,
     **dict.fromkeys((b"\x89PNG", b"\xff\xd8\xff"), _IMAGE),
-    # field 1 of SavedModel is its version, 1, which no ONNX model has; then comes a graph
+    # Field 1 of a SavedModel is version 1, which no ONNX model has, and is followed by a graph.
     b"\x08\x01\x12": _SAVED_MODEL,
 }
-# Field 1 of an ONNX model is the version of its format; then come names, or the graph.
+# Field 1 of an ONNX model is its IR version and is followed by names or the graph.
 _ONNX_START: Final = re.compile(rb"\x08[\x02-\x1f][\x12\x1a\x22\x28\x32\x3a\x42\x72]")
 _YAML_FIELD: Final = re.compile(rb"^(recipe|pipeline|lock):[ \t]*\d", re.MULTILINE)
 _YAML: Final = {b"recipe": _RECIPE, b"pipeline": _PIPELINE, b"lock": _LOCK}
@@ -202,7 +202,7 @@ def recognize(path: Path) -> FileKind | None:
 
 
 def _unpack(head: bytes) -> bytes:
-    """Return the beginning of a gzip file's content; nothing of a damaged one."""
+    """Return the beginning of a gzip file's content; empty for a damaged file."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
     except zlib.error:
@@ -252,14 +252,14 @@ _ZIPS: Final[Mapping[FileKind, Callable[[list[str]], bool]]] = {
 
 
 class Mismatch(NamedTuple):
-    """A file of another kind than a command takes: its kind, and the remedy."""
+    """The message and the fix for a file whose kind a command does not accept."""
 
     text: str
     fix: str
 
 
 def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
-    """Return the kind of a file if it is certainly in none of these groups; it need not exist."""
+    """Return the mismatch if a file's kind is known and in none of `groups`; the file may be missing."""
     try:
         kind = recognize(path) if path.is_file() else None
     except (OSError, ValueError):
@@ -271,7 +271,7 @@ def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
 
 
 def check_kind(path: Path, *groups: str) -> None:
-    """Check that a file may be of one of the groups that a command takes."""
+    """Raise UsageError if a file's kind is known and in none of `groups`."""
     mismatch = find_mismatch(path, *groups)
     if mismatch:
         raise UsageError(mismatch.text, fix=mismatch.fix)

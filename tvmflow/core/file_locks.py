@@ -1,6 +1,7 @@
-"""File locks: held by the operating system for one process, and released when that process dies.
+"""File locks, which the operating system releases when their process dies.
 
-A wait can be stopped (see `termination`). After a second, and then every minute, it is reported with the holder.
+Waiting can be interrupted (see `termination`). A wait is reported with the lock's holder after a second, and then every
+minute.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOTICE_INTERVAL_S = 60.0
 _MAX_SHOWN = 3
 _MAX_COMMAND_CHARS = 100
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
-# The module that runs in child processes of a command and is not a command itself.
+# Processes of this module are children of a command.
 _HELPER = "fork_server_process"
 
 
@@ -40,11 +41,11 @@ def _print_notice(text: str) -> None:
 
 _notify: Callable[[str], None] = _print_notice
 _notices: dict[str, float] = {}
-"""When each message about a wait was last shown."""
+"""Message about a wait -> when it was last shown."""
 
 
 def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
-    """Have `notify` called with the reason of a wait; return the previous function."""
+    """Set the function that is called with the reason of each wait; return the previous function."""
     global _notify
     before, _notify = _notify, notify
     return before
@@ -53,10 +54,10 @@ def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
 def open_lock_file(
     path: str | os.PathLike[str], *, mode: int = 0o666, folder: int | None = None
 ) -> int:
-    """Return a descriptor of the lock file at `path`, created if missing. Its folder must exist.
+    """Open the lock file at `path`, and create it if missing; return its descriptor. The folder must exist.
 
-    The umask decides whether other users of a shared folder can lock it. With the descriptor of a `folder`, no link is
-    followed.
+    The umask decides whether other users of a shared folder can lock the file. With the descriptor of its `folder`, a
+    symbolic link is refused.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if folder is None:
@@ -71,11 +72,11 @@ def open_lock_file(
 def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: str = "") -> None:
     """Lock an open file until its descriptor is closed; threads that share a descriptor share its lock.
 
-    The `subject` is the locked thing, for people; its file then has the time at which it was locked.
+    `subject` names the locked resource in messages; if it is set, the file's modification time is the time of locking.
 
     Raises:
-        Locked: when another process holds it and `wait` is not set.
-        Interrupted: when a signal ends this process while it waits.
+        Locked: if another process holds the lock and `wait` is not set.
+        Interrupted: if a signal ends this process during the wait.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -87,13 +88,13 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: s
     except OSError as error:
         raise _explain_refusal(descriptor, error) from error
     if subject:
-        # waiting processes read it; the file may be another user's
+        # Waiting processes show this time. It cannot be set on another user's file.
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
 def _explain_refusal(descriptor: int, error: OSError) -> OSError:
-    """Return the error of a file system without locks as the one that says so, with the path of the file."""
+    """Return an error with a clear message and the path if the file system has no locks."""
     if error.errno not in (*UNSUPPORTED, errno.ENOLCK):
         return error
     return OSError(errno.ENOLCK, "files cannot be locked there", _find_path(descriptor))
@@ -109,7 +110,7 @@ def held(
     subject: str = "",
     folder: int | None = None,
 ) -> Iterator[int]:
-    """Hold the lock of the file at `path` while the block runs, and give its descriptor."""
+    """Hold the lock of the file at `path` while the block runs; yield the descriptor."""
     descriptor = open_lock_file(path, mode=mode, folder=folder)
     try:
         lock(descriptor, shared=shared, wait=wait, subject=subject)
@@ -119,8 +120,8 @@ def held(
 
 
 def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
-    """Wait in a thread: the operating system serves waiters in order, and no signal ends the wait."""
-    # a copy of the descriptor has the same lock, and stays open if this wait is given up
+    """Wait in a thread, because no signal ends a blocking `flock`; polling would lose the place in the queue."""
+    # A duplicate shares the lock, and stays open if the wait is given up.
     copy = os.dup(descriptor)
     errors: list[OSError] = []
     locked = threading.Event()
@@ -149,13 +150,13 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 
 
 def _report_wait(descriptor: int, subject: str) -> None:
-    """Describe the current wait: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
+    """Report the current wait: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
     status = os.fstat(descriptor)
     holders = describe_holders(status)
     if holders is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
         text = f"waiting for {subject or _name(descriptor)}, held by {holders}{since}"
-        # several threads may wait for one lock
+        # Several threads may wait for the same lock and report it once.
         now = time.monotonic()
         if now - _notices.get(text, -_NOTICE_INTERVAL_S) >= _NOTICE_INTERVAL_S / 2:
             _notices[text] = now
@@ -176,7 +177,8 @@ def _name(descriptor: int) -> str:
 def describe_holders(status: os.stat_result) -> str | None:
     """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
 
-    Returns `another process` if the system does not say, and None for this command, whose stages wait for each other.
+    Returns `another process` if the system does not name the holder, and None if only this command holds the lock: its
+    stages wait for each other.
     """
     commands = dict(map(_find_command, _list_holders(status)))
     if not commands:
@@ -192,15 +194,15 @@ def _list_holders(status: os.stat_result) -> list[int]:
     pids = []
     for line in read_text("/proc/locks").splitlines():
         words = line.split()
-        # lines with an arrow name waiting processes; only the inode is compared, as some file systems report
-        # another device here
+        # Lines with an arrow are waiting processes. Only the inode is compared, because some file systems
+        # report another device number here.
         if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino):
             pids.append(int(words[4]))
     return pids
 
 
 def _find_command(pid: int) -> tuple[int, str]:
-    """Return the command that a process belongs to: the processes of a run's stages are its own."""
+    """Return pid and text of the command of a process; a stage's process belongs to the command `run`."""
     words = _command_line(pid)
     while any(_HELPER in word for word in words):
         fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
@@ -216,7 +218,7 @@ def _command_line(pid: int) -> list[str]:
 
 
 def format_command(words: list[str]) -> str:
-    """Return a command line without the path of the interpreter and without passwords."""
+    """Return a command line without interpreter path and credentials."""
     is_python = bool(words) and os.path.basename(words[0]).startswith("python")
     if is_python and "-m" in words[1:3]:
         words = words[words.index("-m") + 1 :]
@@ -228,11 +230,10 @@ def format_command(words: list[str]) -> str:
 
 
 # ---------------------------------------------------------------- waiting time
-# The time that threads wait; threads that wait at once count once.
 
 
 class WaitingTime:
-    """Counts the seconds in which at least one thread waits."""
+    """Counter of the seconds during which at least one thread waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -242,14 +243,14 @@ class WaitingTime:
         self._seconds = 0.0
 
     def read(self) -> tuple[float, float]:
-        """Return the current time, and the seconds that were waited up to it."""
+        """Return the current time, and the seconds waited until then."""
         with self._lock:
             now = self._clock()
             return now, self._seconds + (now - self._began if self._threads else 0.0)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time in which the block waits."""
+        """Count the time of the block as waiting."""
         with self._lock:
             if not self._threads:
                 self._began = self._clock()

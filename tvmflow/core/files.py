@@ -1,4 +1,4 @@
-"""Atomic files: a reader sees the whole new content or the whole old one, even if the writer dies."""
+"""Atomic file writes, reads of regular files, and file digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 RACY_NS = 2_000_000_000
-"""Nanoseconds in which a second write may leave the stamp of a file unchanged, as coarse clocks do ("racy git")."""
+"""Nanoseconds in which a second write may leave a file's timestamps unchanged on a coarse clock ("racy git")."""
 _CHUNK = 1 << 20
 
 
@@ -29,7 +29,7 @@ def temporary_name() -> str:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the path of a temporary file, which replaces `path` when the block ends without an error."""
+    """Yield the path of a temporary file that atomically replaces `path` if the block succeeds."""
     target = os.fspath(path)
     temporary = os.path.join(os.path.dirname(target), f".{temporary_name()}.tmp")
     try:
@@ -43,16 +43,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the path of a new file, whose content replaces a file that a user named when the block ends.
+    """Yield the path of a temporary file that replaces the user's output file if the block succeeds.
 
-    A device, a pipe or an open file, such as `/dev/stdout`, is not replaced: the content is written to it.
+    The content is appended, instead, to a device, a pipe or an open file such as `/dev/stdout`.
     """
     target = os.fspath(path)
     if not _is_stream(target):
         with replacing(target) as temporary:
             yield temporary
         return
-    # hardly any output is a stream
+    # Imported here because output is rarely a stream.
     import shutil
     import tempfile
 
@@ -64,7 +64,7 @@ def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _is_stream(path: str) -> bool:
-    """Return whether a path is a device, a pipe or a socket, or names an open file as `/dev/fd/3` does."""
+    """Return whether a path is a device, a pipe, a socket, or an open file such as `/dev/fd/3`."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -76,13 +76,13 @@ def _is_stream(path: str) -> bool:
 
 
 def write_output(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`)."""
+    """Write a user's output file atomically, or append to a stream (see `output_file`)."""
     with output_file(path) as temporary:
         _write(temporary, content)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file whole or not at all. Its permissions follow the umask."""
+    """Write a file atomically: readers see the old or the new content. Permissions follow the umask."""
     with replacing(path) as temporary:
         _write(temporary, content)
 
@@ -93,13 +93,13 @@ def _write(path: str, content: bytes | str) -> None:
 
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
-"""Error numbers of file systems for unsupported calls."""
+"""Error numbers with which file systems refuse unsupported calls."""
 
 
 def flush_file(descriptor: int) -> bool:
-    """Flush an open file to the disk; return whether its file system supports that.
+    """Flush an open file to the disk; return False if its file system cannot.
 
-    Without it, a power failure may damage the file, which its readers notice.
+    A power failure may then damage the file, which readers detect by its digest.
     """
     try:
         os.fsync(descriptor)
@@ -115,7 +115,7 @@ def sync(path: str) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        # some file systems open no folders, and without the right to list one, a user can still write there
+        # Some file systems cannot open folders, and a writable folder may be unreadable.
         if not os.path.isdir(path):
             raise
         return False
@@ -126,7 +126,7 @@ def sync(path: str) -> bool:
 
 
 def protect(path: str) -> bool:
-    """Make a file read-only against mistakes; return whether the file system allows that."""
+    """Make a file read-only; return whether the file system allows that."""
     try:
         os.chmod(path, 0o444)
     except OSError:
@@ -135,7 +135,7 @@ def protect(path: str) -> bool:
 
 
 def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]) -> None:
-    """Symlink a file that no longer changes; copy it if the file system has no links."""
+    """Link to a file that no longer changes, or copy it if the file system has no symbolic links."""
     try:
         os.symlink(source, link)
     except FileExistsError:
@@ -147,7 +147,7 @@ def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]
 
 
 def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
-    """Return the content of an open file, memory-mapped where possible; ValueError when it is empty."""
+    """Return the content of an open file, memory-mapped if possible; ValueError if it is empty."""
     import mmap
 
     descriptor = stream.fileno()
@@ -165,7 +165,7 @@ def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
-    """Open a regular file for reading; OSError for a folder, a pipe or a device, which may block forever."""
+    """Open a regular file for reading; OSError for folders, pipes and devices, which could block."""
     stream = FileIO(
         os.fspath(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
     )
@@ -191,7 +191,7 @@ def is_irregular(error: OSError) -> bool:
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a regular file."""
-    # A run reads thousands of small files: without a stream, each takes half the time.
+    # A run reads thousands of small files, and reading without a stream takes half the time.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -214,7 +214,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 
 
 def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
-    """Return one digest (hex) of the names and contents of files in any order, cached by their stamps."""
+    """Return one sha256 (hex) of the names and contents of files, cached by timestamps; order is irrelevant."""
     stamped = []
     for path in paths:
         status = os.stat(path)

@@ -1,10 +1,10 @@
-"""Fork servers: functions run in forked children of a process with their imports.
+"""Fork servers: processes with preloaded modules that fork a child for each call.
 
-A crash in native code, a hang or a kill costs one call and nothing else. Forking from a process in which `tvm` is
-loaded takes milliseconds; starting one takes a second. The server stays single-threaded, which makes forking safe: it
-imports, waits and forks, and never runs a kernel itself.
+A crash in native code, a hang or a kill affects a single call. Forking a process that has loaded `tvm` takes
+milliseconds; starting a new process takes a second. The server stays single-threaded, so that forking is safe: it
+imports, waits and forks, and never runs a kernel.
 
-Nothing outlives its parent. The server ends when its client's socket closes, the kernel kills the children of a dead
+No process outlives its parent. The server ends when its client's socket closes, Linux kills the children of a dead
 server, and every child leads a process group that is killed as a whole.
 """
 
@@ -32,11 +32,11 @@ from tvmflow.core.processes import home_variables, kill_tree, module_command
 __all__ = ["WITH_TVM", "ChildFunction", "Emit", "ForkServer", "Outcome"]
 
 ChildFunction = Callable[[Any, Emit], Any]
-"""A function that a child can run: it takes JSON and an `Emit`, returns JSON, and can be imported by its name."""
+"""An importable function that a child can run: it takes JSON and an `Emit`, and returns JSON."""
 
 _log: Final = logging.getLogger(__name__)
 
-# Thread pools that numpy and friends start on import would make forking unsafe.
+# Thread pools that NumPy and other libraries start on import would make forking unsafe.
 _SINGLE_THREADED: Final = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"
 )
@@ -46,19 +46,20 @@ WITH_TVM: Final = ("numpy", "tvm")
 
 _CANCELLED: Final = "the run was cancelled"
 
-# These signals may be sent to all processes of a run at once, which receive them in any order.
+# Signals that may be sent to all processes of a run at once; processes receive them in any order.
 _TERMINATION_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SETTLE_S: Final = 0.5
-# A server that does not report the end of a child that was killed is stopped itself.
+# A server that does not report the end of a killed child after this time is stopped.
 _REPORT_S: Final = 30.0
-# A wait that takes twice as long was interrupted by SIGSTOP or SIGTSTP.
+# If a wait takes twice as long, SIGSTOP or SIGTSTP interrupted it.
 _MAX_WAIT_S: Final = 1.0
 
 
 class Outcome(NamedTuple):
-    """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error.
+    """The end of a call: `value` if it is `ok`, or else a message, a fix, and the error's class name.
 
-    `is_external`: another process ended it, perhaps the whole run. `is_killed`: with SIGKILL, as when memory runs out.
+    `is_external`: a termination signal of another process ended the child. `is_killed`: SIGKILL ended it, as the OOM
+    killer does.
     """
 
     kind: Literal["ok", "error", "crashed", "timeout", "cancelled"]
@@ -72,7 +73,7 @@ class Outcome(NamedTuple):
 
 
 class ForkServer:
-    """A fork server and the calls in its children, for several threads; `is_gone` once it has ended."""
+    """A client of a fork server, for use by several threads; `is_gone` is true once the server ended."""
 
     def __init__(self, control: socket.socket, pid: int, reap: Callable[[], None]) -> None:
         self._control = control
@@ -84,7 +85,7 @@ class ForkServer:
 
     @classmethod
     def start(cls, preload: Sequence[str] = ()) -> ForkServer:
-        """Start a server in a new interpreter that imports modules, or names of them as `module:name`."""
+        """Start a server in a new interpreter; `preload` has modules or `module:name` to import."""
         control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
             descriptor = server_end.fileno()
@@ -93,7 +94,7 @@ class ForkServer:
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **home_variables(), **_SINGLE_THREADED},
-                # Ctrl-C and signals to the process group are for the client, which decides
+                # Ctrl-C and signals to the process group must reach only the client.
                 start_new_session=True,
             )
         _log.debug("fork server %d imports %s", process.pid, ", ".join(preload) or "nothing")
@@ -120,10 +121,10 @@ class ForkServer:
         emit: Emit | None = None,
         on_start: Callable[[int], None] | None = None,
     ) -> Outcome:
-        """Run a function, or `module:name` of one, in a child with a JSON payload, and wait for its end.
+        """Run a function, given as itself or as `module:name`, in a child, and wait for its end.
 
-        The child is killed after `timeout_s`. Its output is appended to `log`. `emit` takes its events; after one with
-        `ask: true` it waits, without limit, until `emit` has returned. `on_start` takes its process id.
+        The child is killed after `timeout_s` seconds. Its output is appended to `log`. `emit` receives its events;
+        after an event with `ask: true`, the child waits without limit until `emit` returns. `on_start` gets its pid.
         """
         started, oom_kills = time.monotonic(), memory.count_oom_kills()
         if self._is_cancelled():
@@ -223,7 +224,7 @@ class ForkServer:
         return Outcome("crashed", seconds, message, is_killed=True)
 
     def _await_cancellation(self) -> None:
-        """Wait a moment for the signal that has ended another process of this run."""
+        """Wait a moment for this process to receive the signal that ended another process of the run."""
         deadline = time.monotonic() + _SETTLE_S
         while not self._is_cancelled() and time.monotonic() < deadline:
             time.sleep(_SETTLE_S / 10)
@@ -266,7 +267,7 @@ def _describe_death(status: int) -> str:
 
 
 def _explain_kill(outcome: Outcome, oom_kills: int | None) -> str:
-    """Return the message of an outcome, with the kernel's reason for a kill."""
+    """Return the message of an outcome; for a kill, add whether memory ran out."""
     if not outcome.is_killed:
         return outcome.message
     now = memory.count_oom_kills()
@@ -278,7 +279,7 @@ def _explain_kill(outcome: Outcome, oom_kills: int | None) -> str:
 
 
 class _LineReader:
-    """Reads JSON lines from a pipe; `next` gives up at the `deadline`."""
+    """Reader of JSON lines from a pipe, with a deadline."""
 
     def __init__(self, descriptor: int, deadline: float) -> None:
         self.deadline = deadline
@@ -290,7 +291,7 @@ class _LineReader:
         """Return the next message; None at the end of the pipe. Raises TimeoutError at the deadline."""
         while True:
             while self._lines:
-                # a child that is killed while it writes a line leaves a part of it
+                # A child that was killed while writing leaves a partial line.
                 with contextlib.suppress(ValueError):
                     message: dict[str, Any] = json.loads(self._lines.pop(0))
                     return message
@@ -303,12 +304,12 @@ class _LineReader:
             self._lines += [line for line in lines if line]
 
     def _is_readable(self) -> bool:
-        """Wait a moment, and return whether something has arrived."""
+        """Wait up to `_MAX_WAIT_S`, and return whether the pipe is readable."""
         began = time.monotonic()
         wait_s = min(max(self.deadline - began, 0.0), _MAX_WAIT_S)
         readable = bool(select.select([self._descriptor], [], [], wait_s)[0])
         now = time.monotonic()
-        # while this process was stopped it could not answer the child, which may have waited for it
+        # A stopped process could not answer the child, so that its time does not count.
         if now - began > 2 * _MAX_WAIT_S:
             self.deadline += now - began
         if not readable and now >= self.deadline:
@@ -317,7 +318,7 @@ class _LineReader:
 
 
 def _write_line(descriptor: int, line: str) -> None:
-    # the child may die before it has read everything
+    # The child may die before it has read the line.
     with contextlib.suppress(BrokenPipeError):
         data = line.encode() + b"\n"
         while data:

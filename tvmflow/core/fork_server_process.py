@@ -1,4 +1,4 @@
-"""The process of a fork server: it forks a child for each call, and reports the end of each."""
+"""The process of a fork server, which forks a child for each call and reports its end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
 
 is_child = False
-"""True in a child of a fork server: a crash there does not end its caller."""
+"""True in a child of a fork server, where a crash does not end the caller."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = "500"
 
 
 def _ignore_signals() -> None:
-    """Leave signals that are sent to all processes of a run to the client: the server ends with it."""
+    """Ignore signals to all processes of a run: the client handles them and ends the server."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -86,7 +86,7 @@ def serve(control: socket.socket) -> NoReturn:
 
 
 def _refuse(error: OSError, descriptors: list[int]) -> None:
-    """Answer a call for which the system starts no process."""
+    """Answer a call whose child could not be forked."""
     result = descriptors[0]
     for message in (_describe_error(error), {"exit": 0}):
         _write_message(result, message)
@@ -95,7 +95,7 @@ def _refuse(error: OSError, descriptors: list[int]) -> None:
 
 
 def _reap_children(children: dict[int, int]) -> None:
-    """Report every child that has ended, after its whole process group has been killed."""
+    """Kill the process group of each child that ended, and report its exit status."""
     for pid, descriptor in list(children.items()):
         status = _end_of(pid)
         if status is None:
@@ -107,9 +107,9 @@ def _reap_children(children: dict[int, int]) -> None:
 
 
 def _end_of(pid: int) -> int | None:
-    """Return the status of a child that has ended, after its process group was killed; None while it runs."""
+    """Return the exit status of a child, after killing its process group, or None while it runs."""
     if sys.platform == "linux":
-        # until it is waited for, nothing else can get its number
+        # WNOWAIT keeps the pid reserved, so that the kill cannot hit another group.
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         _kill_group(pid)
@@ -139,7 +139,7 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
             os._exit(1)
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # when memory runs out, the OOM killer should kill this process, not the server or other programs
+    # The OOM killer should choose this process, not the server or other programs.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write(_OOM_SCORE)
     os.dup2(log, 1)
@@ -154,7 +154,7 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
     def send(message: dict[str, Any]) -> None:
         _write_message(result, message)
         if message.get("ask") and not requests.readline():
-            # the caller no longer exists
+            # A closed pipe means that the caller ended.
             os._exit(1)
 
     send({"pid": os.getpid()})
@@ -172,7 +172,7 @@ def _write_message(result: int, message: dict[str, Any]) -> None:
 
 
 def _answer(request: bytes, send: Emit) -> dict[str, Any]:
-    """Return the result of a call as a message; an exception is a result, too."""
+    """Run a call and return its result or exception as a message."""
     try:
         call = json.loads(request)
         module, _, function = call["function"].partition(":")
@@ -182,7 +182,7 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
     except TvmflowError as error:
         return _describe_problem(error)
     except BaseException as error:
-        # the log, too, may be on the disk that is full
+        # The log may be on the full disk, too.
         with contextlib.suppress(OSError):
             traceback.print_exc()
         return _describe_error(error)
@@ -206,7 +206,7 @@ def main(argv: list[str]) -> NoReturn:
     """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE[:NAME]…`."""
     _ignore_signals()
     control = socket.socket(fileno=int(argv[0]))
-    # imported objects stay: collecting garbage among them would take each child a tenth of its time
+    # Garbage collection over imported objects, which live forever, would take a tenth of each child's time.
     gc.disable()
     with without_torch():
         for entry in argv[1:]:
@@ -220,5 +220,5 @@ def main(argv: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # not this copy of the module: `is_child` is read in the one that others import
+    # `is_child` must be set in the module that others import, not in this copy named `__main__`.
     importlib.import_module("tvmflow.core.fork_server_process").main(sys.argv[1:])

@@ -1,6 +1,6 @@
-"""Text of values for people: durations, latencies, ages, sizes, counts, and text from other machines.
+"""Formatting of durations, latencies, ages, sizes, counts and untrusted text for messages.
 
-A value that would be rounded up to the next unit is shown in that unit. Imports next to nothing, for up-to-date runs.
+A value that would round up to the next unit is shown in that unit. Imports almost nothing, for fast up-to-date runs.
 """
 
 import os
@@ -60,16 +60,13 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error, or its type: TVM puts its stack trace before the message."""
+    """Return the last line of an error, or its type; TVM puts a stack trace before the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return excerpt(lines[-1] if lines else type(error).__name__, _MAX_ERROR)
 
 
 def printable(text: str) -> str:
-    r"""Return text from elsewhere on one line, with control characters escaped: `\x1b`, `\n`, `\u202e`.
-
-    Characters that change the direction of text, and surrogates, are escaped, too.
-    """
+    r"""Return untrusted text on one line: control characters, direction marks and surrogates are escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -78,19 +75,19 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a message of one or more lines for a terminal: escaped, each line of limited length."""
+    """Return a message for a terminal, with each line escaped and of limited length."""
     return "\n".join(_cut(printable(line), _MAX_LINE) for line in text.split("\n"))
 
 
 def excerpt(text: str, limit: int = 120) -> str:
-    """Return text from a file on one line and of limited length, as a message can show it."""
-    # An escape is longer than its character, and the text may be huge.
+    """Return untrusted text for a message: escaped, on one line, and of limited length."""
+    # Cut before and after escaping: the text may be huge, and escapes are longer than characters.
     short = printable(text[: limit + 1])
     return _cut(short, limit)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return text of limited length on one line, without its middle: the end of a name often says most."""
+    """Return text on one line, with its middle cut to `limit` characters: the end of a name says most."""
     short = printable(text)
     tail = 2 * limit // 3
     return short if len(short) <= limit else f"{short[: limit - tail - 1]}…{short[-tail:]}"
@@ -113,7 +110,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def find_width() -> int | None:
-    """Return the width that lines should fit into: `$COLUMNS`, or that of the terminal; None without one."""
+    """Return the width of lines in characters: `$COLUMNS` or the terminal's, or None."""
     try:
         width = int(os.environ.get("COLUMNS", ""))
     except ValueError:

@@ -1,9 +1,9 @@
-"""Foreign text in generated text: names and paths in C, Python, YAML, Markdown, HTML and others.
+"""Escaping of untrusted names and paths in generated C, Python, YAML, Markdown, HTML and others.
 
-Each language has one function, or one for each context: names from users, models, paths and servers get into a file
-only through these functions. JSON is written by `json`. Names of recipes, variants, targets and parts consist of
-letters, digits, `.`, `_` and `-`, which are safe in strings and comments of each language; `identifier` makes
-identifiers of them. Text for people (comments, Markdown, HTML) is `printable`; text for programs is unchanged.
+Names from users, models, paths and servers get into generated files only through these functions: one for each language
+or context. JSON is written by `json`. Names of recipes, variants, targets and parts consist of letters, digits, `.`,
+`_` and `-`, which are safe in strings and comments of each language; `identifier` makes identifiers of them. Text for
+people (comments, Markdown, HTML) is made `printable`; text for programs keeps its value.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, TypeAlias
 from tvmflow.core.formatting import printable
 from tvmflow.core.types import Json
 
-# The second character of comment marks, the last one of a trigraph, and the continuation of a line.
+# The second character of comment marks, the end of the trigraph ??/, and a line continuation.
 _COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
-# YAML 1.1 reads some plain words, such as `no`, as other types than strings.
+# YAML 1.1 does not read some plain words, such as `no`, as strings.
 _PLAIN_IN_YAML: Final = re.compile(
     r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I | re.ASCII
 )
@@ -30,31 +30,29 @@ _MARKDOWN: Final = str.maketrans(
         **{char: f"&{name};" for char, name in (("&", "amp"), ("<", "lt"), (">", "gt"))},
     }
 )
-# References of GitHub and GitLab to a user, an issue, a label and the like, which notify those. They read the
-# text that is shown, so that no escape helps but a character of no width.
+# References to users, issues and labels, with which GitHub and GitLab notify people. They are recognized in the
+# rendered text, so only a zero-width character prevents them.
 _REFERENCE: Final = re.compile(
     r"""@(?=\w)|~(?=[\w"])|[#!&%$](?=\d)|\bGH-(?=\d)|/(?:issues|pull|discussions|commit|(?:-/)?merge_requests)/(?=\w)""",
 )
 _NO_WIDTH: Final = "\u200b"
-# A command of GitLab, a list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or
-# read as code.
+# The beginning of a line that is a list, a heading, a rule, or a quick action of GitLab.
 _MARKDOWN_BEGIN: Final = re.compile(r"\d*(?:([.)])(?=\s|$)|([-+])(?=[\s-]|$)|(=)|(/)(?=\w))")
 _MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"})
 _DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
 
 MAX_NAME: Final = 500
-"""The most characters of a name that generated code holds: C need not have strings of more than 4,095 bytes."""
+"""Maximum characters of a name in generated code: C compilers must accept strings of only 4,095 bytes."""
 
 _MAX_YAML_KEY: Final = 1024
-"""The most characters of the name of a field in YAML, with its quotes and escapes."""
+"""Maximum characters of a YAML key, with quotes and escapes."""
 
-# Control characters, separators of lines and halves of characters: languages differ in which of them end a line or a
-# string.
+# Control characters, line separators and surrogates: languages differ in which of them end a line or a string.
 _UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def find_name_problem(name: str) -> str:
-    r"""Return why generated code cannot hold a name of a model, as the end of a sentence; or nothing.
+    r"""Return why a name of a model cannot be in generated code, as a predicate, or an empty string.
 
     >>> find_name_problem("a\0"), find_name_problem("/model/Conv_output_0")
     ('has the control character U+0000 in its name', '')
@@ -76,9 +74,9 @@ def find_name_problem(name: str) -> str:
 
 
 def c_string(text: str) -> str:
-    r"""Return a text as a string of C and C++, in UTF-8.
+    r"""Return a text as a C or C++ string literal in UTF-8.
 
-    All but letters, digits and a few other characters are octal, so that it is also safe in code in Markdown.
+    Most characters that are not letters or digits are octal escapes, so that the literal is also safe in Markdown code.
 
     >>> print(c_string('a"b\\c'), c_string("ä??/"))
     "a\042b\134c" "\303\244\077\077\057"
@@ -110,7 +108,7 @@ def _escape_in_java(char: str) -> str:
 
 
 def comment(text: str) -> str:
-    r"""Return a text for a comment in generated code, with a space before it: one line.
+    r"""Return a text for a comment in generated code, on one line. A space must precede it.
 
     >>> print(comment("a*/b"), comment("/*"), comment("a\nb"), comment("??/"), comment("a\\"))
     a*\x2fb /\x2a a\nb ??\x2f a\x5c
@@ -119,9 +117,9 @@ def comment(text: str) -> str:
 
 
 def javascript_value(value: Json) -> str:
-    r"""Return a value as an expression of JavaScript and TypeScript, in ASCII and on one line.
+    r"""Return a value as a JavaScript or TypeScript expression, in ASCII and on one line.
 
-    Its keys are not names of others, for which there is `javascript_key`.
+    Its keys must be trusted; untrusted names need `javascript_key`.
 
     >>> print(javascript_value({"a": "</b>\u2028"}))
     {"a": "\u003c/b>\u2028"}
@@ -130,22 +128,22 @@ def javascript_value(value: Json) -> str:
 
 
 def javascript_key(name: str) -> str:
-    """Return a name as a key in an object of JavaScript and TypeScript.
+    """Return a name as a key of a JavaScript or TypeScript object.
 
     >>> print(javascript_key("data"), javascript_key("__proto__"))
     "data" ["__proto__"]
     """
-    # without brackets, it would not be a key, but set the prototype of the object
+    # Without brackets, `__proto__` would set the prototype of the object.
     return f"[{javascript_value(name)}]" if name == "__proto__" else javascript_value(name)
 
 
 def python_string(text: str) -> str:
-    """Return a text as a string of Python, on one line."""
+    """Return a text as a Python string literal, on one line."""
     return repr(text)
 
 
 def yaml_key(text: str) -> str:
-    r"""Return a text as the name of a field in YAML, on one line.
+    r"""Return a text as a YAML key, on one line.
 
     >>> print(yaml_key("data"), yaml_key("no"), yaml_key('a: "b"'), yaml_key("ä\n"))
     data "no" "a: \"b\"" "ä\u000a"
@@ -164,7 +162,7 @@ def _escape_in_yaml(char: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    r"""Return a text as one word of a shell's command, on one line.
+    r"""Return a text as one word of a shell command, on one line.
 
     >>> print(shell_word("a.yaml"), shell_word("it's $1"), shell_word("a\nb"))
     a.yaml 'it'"'"'s $1' $'a\x0ab'
@@ -177,7 +175,7 @@ def shell_word(text: str) -> str:
 def _escape_in_shell(char: str) -> str:
     if char.isprintable() and char not in "'\\":
         return char
-    # a byte of a path that is not text is a surrogate
+    # Python represents undecodable bytes of a path by surrogates.
     errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "replace"
     return "".join(f"\\x{byte:02x}" for byte in char.encode(errors=errors))
 
@@ -223,7 +221,7 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_block(language: str, lines: Sequence[str]) -> str:
-    """Return lines of code as a block of Markdown, which none of them ends."""
+    """Return lines as a fenced Markdown code block; the fence is longer than any in the lines."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}{language}", *lines, fence])
@@ -235,19 +233,19 @@ def mermaid_text(text: str) -> str:
 
 
 def dot_string(*lines: str) -> str:
-    """Return lines as a string of Graphviz's DOT."""
+    """Return lines as a DOT string (Graphviz)."""
     return '"' + "\n".join(map(printable, lines)).translate(_DOT) + '"'
 
 
 def github_text(text: str, special: str = "") -> str:
-    """Return a text for a workflow command of GitHub Actions, on one line; `special` ends a value."""
+    """Escape a text for a workflow command of GitHub Actions, including the characters in `special`."""
     for char in f"%\r\n{special}":
         text = text.replace(char, f"%{ord(char):02X}")
     return text
 
 
 def class_name(name: str) -> str:
-    """Return the name of a recipe as that of a class or module of Java and Swift, which no keyword is.
+    """Return a recipe's name as the name of a Java or Swift class or module, which is never a keyword.
 
     >>> class_name("res-net.2"), class_name("3d"), class_name("class")
     ('ResNet2Model', 'M3dModel', 'ClassModel')
@@ -257,7 +255,7 @@ def class_name(name: str) -> str:
     return f"{'M' if plain[0].isdigit() else ''}{plain}Model"
 
 
-# `unistd.h` has the macros F_OK, R_OK, W_OK and X_OK, as a library's header would
+# Libraries of these names would define the macros F_OK, R_OK, W_OK and X_OK of `unistd.h`.
 _PREFIXES_OF_POSIX: Final = frozenset("FRWX")
 
 
@@ -282,7 +280,7 @@ class Markup(str):
 
 
 Child: TypeAlias = "str | int | Iterable[Child] | None"
-"""The content of an element; nothing is written for None."""
+"""The content of an element; None is omitted."""
 
 Attribute: TypeAlias = str | int | float | bool | None
 
@@ -290,8 +288,8 @@ Attribute: TypeAlias = str | int | float | bool | None
 def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element with its content and its attributes.
 
-    In attribute names, `_` stands for `-`, and one at the end is dropped (`class_`). None and False omit an attribute,
-    True writes only its name.
+    In attribute names, `_` becomes `-`, and a final `_` is dropped (`class_`). None and False omit the attribute; True
+    writes only its name.
     """
     start = f"<{tag}{''.join(_format_attribute(*item) for item in attributes.items())}>"
     if tag in _VOID:
@@ -302,12 +300,12 @@ def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    """Return the markup of several values, one after the other."""
+    """Concatenate the markup of several values."""
     return Markup("".join(map(_format_child, children)))
 
 
 def lines(text: str) -> Markup:
-    """Return escaped text that keeps its lines."""
+    """Return text escaped line by line."""
     return Markup("\n".join(html_text(line.expandtabs(4)) for line in text.splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""Keys: the digest of everything that a stage's result depends on, and why a key is another one."""
+"""Cache keys of stages, and the reasons why a key changed."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import InputFile, Json, StageKey, StageSpec
 
-# Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
+# Top-level fields of a recipe; messages name other settings `<stage>.<field>`.
 _TOP_LEVEL = frozenset(
     "device inputs license model name outputs target tune verify version".split()
 )
@@ -18,7 +18,7 @@ _HEX_DIGITS = frozenset("0123456789abcdef")
 _DIGEST_LENGTH = 64
 
 UNLIMITED_TRIALS = 10_000_000
-"""The most trials that a recipe can set, and the limit where it sets only minutes."""
+"""The most trials that a recipe can set, and the limit if it sets only minutes."""
 
 _BUDGET = (("tune", "trials"), ("tune", "minutes"), ("tune", "interim"))
 
@@ -29,7 +29,7 @@ _MAX_NAMES = 6
 
 
 def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
-    """Return the files of a key from outside by their name in it: a role, or `data/20 files` of a folder."""
+    """Return the external files of a key by name: a role, or `data/20 files` for the files of a folder."""
     groups: dict[str, list[InputFile]] = {}
     for file in files:
         if file.keyed:
@@ -44,10 +44,10 @@ def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
 def stage_key(
     spec: StageSpec, inputs: Mapping[str, str], tools: Mapping[str, str], machine: str
 ) -> StageKey:
-    """Return the key of a stage whose inputs are known: no paths, recipe names, times or host names.
+    """Return the cache key of a stage, which contains no paths, recipe names, times or host names.
 
-    `inputs` has the sha256 of every `<stage>/<file>` and file role, `tools` at least the identities of `spec.tools`, and
-    `machine` is the platform of the building host.
+    `inputs` maps each `<stage>/<file>` and file role to its sha256, `tools` has at least the identities of
+    `spec.tools`, and `machine` is the platform of the building host.
     """
     preimage: dict[str, Json] = {
         "stage": spec.stage,
@@ -65,9 +65,9 @@ def list_changes(
     after: Mapping[str, Json],
     described: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
+    """Return why a stage's key changed: a short phrase for each cause, with the recipe's field names.
 
-    `before` and `after` are pre-images; `described` says more about the changed files of some stages.
+    `before` and `after` are pre-images; `described` maps stages to better descriptions of their changed files.
     """
     causes: list[str] = []
     if before["version"] != after["version"]:
@@ -75,7 +75,7 @@ def list_changes(
     settings = _find_changes(before["settings"], after["settings"])
     if any(change.path in _BUDGET for change in settings):
         old, new = (_describe_budget(preimage["settings"]["tune"]) for preimage in (before, after))
-        # settings of `pick_best` say only whether there was a search: both texts may be equal
+        # `pick_best` records only whether there was a search, so that both texts may be equal.
         causes += [f"{after['stage']}: {old} -> {new}"] if old != new else []
         settings = [change for change in settings if change.path not in _BUDGET]
     edited = [change for change in settings if not change.is_one_sided]
@@ -86,7 +86,7 @@ def list_changes(
     if before["machine"] != after["machine"]:
         causes.append(f"build host {before['machine']} -> {after['machine']}")
     one_sided = [change for change in settings if change.is_one_sided]
-    # a search has many settings that its absence lacks: they say no more than its budget
+    # Enabling a search adds many settings, but the changed budget already tells that.
     is_explained = bool(causes) and len(one_sided) > _FEW
     return causes if is_explained else causes + _describe_one_sided_settings(after, one_sided)
 
@@ -100,7 +100,7 @@ _ABSENT = _Absent()
 
 
 class _Change(NamedTuple):
-    """A leaf of two JSON objects that differs; `_ABSENT` on the side that does not have it."""
+    """A leaf that differs between two JSON objects; `_ABSENT` for a missing value."""
 
     path: tuple[str, ...]
     old: Json
@@ -141,7 +141,7 @@ def _setting_name(after: Mapping[str, Json], path: tuple[str, ...]) -> str:
 
 
 def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Change]) -> list[str]:
-    """Describe added and removed settings; there are many if `tune.trials` changes from 0."""
+    """Describe settings that were added or removed."""
     if len(changes) <= _FEW:
         return [_describe_setting(after, change) for change in changes]
     added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]
@@ -151,7 +151,7 @@ def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Chang
 
 
 def _describe_budget(tune: Mapping[str, Json]) -> str:
-    """Return the budget of a search as a recipe sets it: `12 trials`, `4 minutes`, or both."""
+    """Return the budget of a search: `12 trials`, `4 minutes`, or both."""
     trials, minutes = tune.get("trials", 0), tune.get("minutes")
     if not trials:
         return "no search"
@@ -163,7 +163,7 @@ def _describe_budget(tune: Mapping[str, Json]) -> str:
 
 
 def _describe_inputs(changes: list[_Change], described: Mapping[str, str]) -> list[str]:
-    """Return one phrase for each file from outside, and one for each stage whose files changed."""
+    """Return a phrase for each changed external file, and for each stage whose files changed."""
     external: list[str] = []
     stages: dict[str, list[str]] = {}
     for (name,), old, new in changes:

@@ -1,4 +1,4 @@
-"""Names of a package that import their modules when they are first read."""
+"""Lazy imports: a package's names that import their modules on first access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package: module -> the names, separated by spaces, that it provides."""
+    """Return the `__getattr__` of a package; `modules` maps a module to its names, separated by spaces."""
     owners = {name: module for module, names in modules.items() for name in names.split()}
 
     def load(name: str) -> object:

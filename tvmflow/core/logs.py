@@ -1,6 +1,6 @@
-"""Log lines and progress of waits on stderr.
+"""Logging and status lines on stderr.
 
-`TVMFLOW_LOG`, or `-v` and `-vv`, choose the level of the terminal. The log file of a stage has all levels.
+`TVMFLOW_LOG`, or `-v` and `-vv`, set the log level of the terminal. The log file of a stage has all levels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def level_for(verbosity: int) -> int:
 
 
 def check_level() -> None:
-    """Log that `$TVMFLOW_LOG` names no level, if it does not."""
+    """Log a warning if `$TVMFLOW_LOG` is not a level."""
     name = _named_level()
     if name and name not in LEVELS:
         text = "$%s: '%s' is not a level (valid: %s); warning is used"
@@ -47,7 +47,7 @@ def _named_level() -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Escapes line breaks and control sequences; tracebacks keep their lines."""
+    """A formatter that escapes line breaks and control sequences; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -58,7 +58,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure(level: int, stream: TextIO | None = None) -> None:
-    """Send the lines of all of tvmflow's loggers from `level` on to `stream` (by default stderr) only."""
+    """Send tvmflow's log records from `level` on to `stream` (by default stderr), and nowhere else."""
     logger = logging.getLogger("tvmflow")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -72,7 +72,7 @@ def configure(level: int, stream: TextIO | None = None) -> None:
 # ---------------------------------------------------------------- slow steps
 
 IDENTITY_WAIT: Final = "reading the files of {}: a few seconds, once for each version"
-"""The text about a package whose files are hashed."""
+"""The status text while the files of a package are hashed."""
 
 # A shorter wait needs no explanation.
 _PATIENCE_S: Final = 1.0
@@ -80,7 +80,7 @@ _PATIENCE_S: Final = 1.0
 
 @contextlib.contextmanager
 def explain_wait(text: str) -> Iterator[None]:
-    """Show a text on a terminal while the block runs, after a second, and not with `-q`."""
+    """Show a text on a terminal if the block takes longer than a second; never with `-q`."""
     if not can_show_status():
         yield
         return
@@ -103,13 +103,13 @@ def explain_wait(text: str) -> Iterator[None]:
 
 
 def can_show_status() -> bool:
-    """Return whether stderr is a terminal, and not only errors are wanted there (`-q`)."""
+    """Return whether stderr is a terminal, and `-q` is not set."""
     return _log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()
 
 
 def show_status(text: str) -> None:
-    """Replace the last line on the terminal; an empty text removes it."""
-    # a terminal that is gone is nobody's problem here
+    """Replace the last line on the terminal; an empty text removes the line."""
+    # A closed terminal must not stop the work.
     with contextlib.suppress(OSError):
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

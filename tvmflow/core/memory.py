@@ -1,6 +1,6 @@
-"""Memory: how much there is, how much processes take, and a watch that stops processes above a limit.
+"""Memory limits: the machine's memory, the use of processes, and a watch that stops processes above a limit.
 
-Only memory in use counts, not address space: TVM and CUDA's driver map far more than they use, so that a limit of the
+Resident memory counts, not address space: TVM and the CUDA driver map far more than they use, so that a limit of the
 address space (RLIMIT_AS) would end programs that fit.
 """
 
@@ -28,22 +28,22 @@ from tvmflow.core.processes import (
 _log: Final = logging.getLogger(__name__)
 
 _SHARE: Final = 0.8
-# Checks come more often the sooner a process could reach its limit, if it takes memory this fast.
+# Assumed rate of allocation: the next check happens before a process could reach its limit.
 _BYTES_PER_S: Final = 4e9
 _SHORTEST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
-# The limit of a control group without one.
+# cgroup v1 reports at least this if there is no limit.
 _NO_LIMIT: Final = 1 << 60
 
 
 def machine_bytes() -> int:
-    """Return the memory of this machine, or of the container or control group that this process is in."""
+    """Return the memory available to this process: the machine's, or less in a container or cgroup."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *_read_numbers("memory.max"), *_read_numbers("memory.limit_in_bytes")])
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes were killed because memory ran out; None if the kernel does not say."""
+    """Return how many processes the OOM killer has killed; None if the kernel does not tell."""
     groups = (*_cgroup_texts("memory.events"), *_cgroup_texts("memory.oom_control"))
     counts = [
         int(number)
@@ -54,7 +54,7 @@ def count_oom_kills() -> int | None:
 
 
 def _read_numbers(name: str) -> Iterator[int]:
-    """Yield the limits of the control groups that this process is in, as far as they have one."""
+    """Yield the limits of this process's control groups that have one."""
     for text in _cgroup_texts(name):
         if text.strip().isdecimal() and 0 < int(text) < _NO_LIMIT:
             yield int(text)
@@ -66,7 +66,7 @@ def _cgroup_texts(name: str) -> Iterator[str]:
 
 
 def limit_address_space(size: int) -> None:
-    """Let this process, without TVM and a GPU, map this many bytes more than now, if that can be limited."""
+    """Limit this process to `size` more bytes of address space, where supported; not with TVM or a GPU."""
     import resource
 
     pages = read_text("/proc/self/statm").split()
@@ -76,7 +76,7 @@ def limit_address_space(size: int) -> None:
 
 
 def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """Return the memory of those processes that have not ended; shared memory counts for each."""
+    """Return the resident memory of running processes; shared memory counts for each of them."""
     usage = {}
     if lists_processes():
         page = os.sysconf("SC_PAGE_SIZE")
@@ -93,15 +93,15 @@ def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _proportional_bytes(pid: int, resident: int) -> int:
-    """Return the memory of a process, with its share of shared memory. Takes time."""
+    """Return the proportional set size (PSS) of a process, which is slow to read."""
     match = re.search(r"^Pss:\s+(\d+) kB", read_text(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     return int(match[1]) << 10 if match else resident
 
 
 class MemoryExcess(NamedTuple):
-    """A worker above its memory limit, or with `is_shared`, the largest worker when all exceeded theirs.
+    """A worker above its memory limit; with `is_shared`, the largest worker when all exceeded the shared limit.
 
-    If it was not stopped itself, one of its child processes was.
+    If `is_stopped` is false, one of its child processes was stopped instead.
     """
 
     used: int
@@ -111,7 +111,7 @@ class MemoryExcess(NamedTuple):
 
     @property
     def text(self) -> str:
-        """A clause that follows the name of the worker."""
+        """The predicate of a message about the worker."""
         took = f"took {size_text(self.used)} of memory"
         if self.is_shared:
             took = f"was the largest when all stages {took} together"
@@ -121,7 +121,7 @@ class MemoryExcess(NamedTuple):
 
 
 class MemoryWatch:
-    """Stops workers, with their descendants, above their own limit or the shared one of this machine."""
+    """A watch that stops workers, or their descendants, above their own limit or the machine's shared limit."""
 
     def __init__(self, shared_limit: int | None = None) -> None:
         self._shared_limit = shared_limit
@@ -134,7 +134,7 @@ class MemoryWatch:
         self._thread: threading.Thread | None = None
 
     def add(self, pid: int, limit: int | None) -> None:
-        """Watch a worker: with a limit of its own, with none (0), or with the shared one (None)."""
+        """Watch a worker with its own limit in bytes, without a limit (0), or with the shared limit (None)."""
         with self._lock:
             self._limits[pid] = limit
             self._changed.set()
@@ -143,7 +143,7 @@ class MemoryWatch:
                 self._thread.start()
 
     def remove(self, pid: int) -> MemoryExcess | None:
-        """Watch a worker no longer; return how it took too much memory, if it did."""
+        """Stop watching a worker; return its excess, if any."""
         with self._lock:
             self._limits.pop(pid, None)
             return self._excesses.pop(pid, None)
@@ -160,10 +160,10 @@ class MemoryWatch:
                 wait_s = self._check()
 
     def _check(self) -> float:
-        """Stop who takes too much; return the seconds until the next check."""
+        """Stop workers above their limits; return the seconds until the next check."""
         shared = self._shared_limit or int(machine_bytes() * _SHARE)
         watched = [pid for pid, limit in self._limits.items() if limit != 0]
-        # reading the processes of the whole machine takes more time than those of the workers
+        # Listing all processes of the machine is slow, so descendants are updated only once a second.
         now = time.monotonic()
         if now - self._listed >= _LONGEST_WAIT_S or self._members.keys() != set(watched):
             self._members = {pid: (pid, *list_descendants(pid)) for pid in watched}
@@ -193,7 +193,7 @@ class MemoryWatch:
         return max(limit - used, 0)
 
     def _stop(self, worker: int, tree: Mapping[int, int], excess: MemoryExcess) -> None:
-        """Stop the largest process of a worker: a measurement that fails is not the end of a search."""
+        """Stop the largest process of a worker, which may be a child: a search survives a failed measurement."""
         largest = max(tree, key=tree.__getitem__, default=worker)
         excess = excess._replace(is_stopped=largest == worker)
         _log.debug("worker %d, process %d: %s", worker, largest, excess.text)
@@ -205,16 +205,16 @@ def _sum(workers: Mapping[int, Mapping[int, int]]) -> int:
     return sum(sum(tree.values()) for tree in workers.values())
 
 
-# How much longer this process may run where no Python code is interrupted.
+# After the soft limit, native code that Python cannot interrupt may run this much longer.
 _GRACE_S: Final = 2
 
 
 class CpuTimeExceeded(BaseException):
-    """The limit was reached. No reader handles it as damage of its file."""
+    """The CPU time limit was reached. A BaseException, so that readers do not treat it as a damaged file."""
 
 
 def limit_cpu_time(seconds: int) -> None:
-    """Raise CpuTimeExceeded after a time, or end this process and its children soon after."""
+    """Raise CpuTimeExceeded after some seconds of CPU time; soon after, the system ends this process."""
     import resource
 
     def stop(*_: object) -> NoReturn:

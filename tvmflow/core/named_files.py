@@ -1,4 +1,4 @@
-"""Files that a recipe names: whether they can be read, and the message when they cannot."""
+"""Checks and messages for the files that a recipe names."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
 _MAX_SHOWN: Final = 500
 _MAX_PATH: Final = 1024
 _MAX_PATH_PART: Final = 255
-# Letters of every alphabet are allowed, and no character with a meaning for a file system.
+# Letters of every alphabet are allowed; characters with a meaning for a file system are not.
 _FORBIDDEN_CHARACTERS: Final = re.compile(r'[\\:*?"<>|]')
-# Windows has devices of these names in every folder, with any ending.
+# Windows reserves these device names in every folder, with any extension.
 _DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.I)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path names a file that can be read; a name that no file can have does not."""
-    # not in a folder that cannot be entered
+    """Return whether a path names a readable file; False for invalid names and inaccessible folders."""
     with contextlib.suppress(OSError, ValueError):
         return path.exists() and not obstacle(path)
     return False
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path names a folder; a name that no folder can have does not."""
+    """Return whether a path names a folder; False for invalid names."""
     with contextlib.suppress(OSError):
         return path.is_dir()
     return False
 
 
 def obstacle(path: Path) -> str:
-    """Return why the file at a path cannot be read, or an empty string, also if it does not exist.
+    """Return why an existing file cannot be read, or an empty string.
 
-    Nothing is opened that could block, such as a named pipe.
+    Pipes and devices are not opened, because that could block.
     """
     try:
         mode = path.stat().st_mode
@@ -61,7 +60,7 @@ def obstacle(path: Path) -> str:
     except OSError as error:
         return _error_text(path, error)
     except ValueError:
-        # It is not a name that a file can have.
+        # The name is invalid, so no such file exists.
         return ""
     return ""
 
@@ -81,7 +80,7 @@ def _error_text(path: Path, error: OSError) -> str:
 
 
 def missing_file_text(path: Path, *, suggest: bool = True) -> str:
-    """Return the message for a file that cannot be read, with the nearest name in its folder."""
+    """Return the message for a missing or unreadable file; `suggest` a similar name in its folder."""
     name = excerpt(str(path), _MAX_SHOWN)
     if problem := obstacle(path):
         return f"{name} {problem}"
@@ -90,17 +89,17 @@ def missing_file_text(path: Path, *, suggest: bool = True) -> str:
 
 
 def list_siblings(path: Path) -> list[str]:
-    """Return the names in the folder of this file, or none when the folder cannot be read."""
+    """Return the names in the folder of a file, or none if the folder cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return sorted(other.name for other in path.parent.iterdir())
     return []
 
 
 def find_invalid_name(names: Iterable[str]) -> str | None:
-    """Return the first name from elsewhere that must not become a file in a folder; None for none.
+    """Return the first untrusted name that is unsafe as a file in a folder, or None.
 
-    On some file system, such a name leaves the folder, names a device, equals another name or is below another file; or
-    it is displayed in another order than it is written.
+    On some file system, an unsafe name leaves the folder, is a device, equals another name, or is below another file. A
+    name with characters that reorder its display is unsafe, too.
     """
     known = list(names)
     files = Counter(map(_as_compared, known))
@@ -125,11 +124,11 @@ def find_invalid_name(names: Iterable[str]) -> str | None:
 
 
 def _as_compared(name: str) -> str:
-    """Return a name as file systems compare it that ignore case, and how a letter is composed."""
+    """Return a name as compared by file systems that ignore case and Unicode normalization."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def _is_invalid_part(part: str) -> bool:
-    # Windows drops dots and spaces at the end
+    # Windows drops trailing dots and spaces.
     is_cut = part != part.rstrip(". ")
     return not part or is_cut or len(part) > _MAX_PATH_PART or bool(_DEVICE.fullmatch(part))

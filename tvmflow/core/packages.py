@@ -1,8 +1,8 @@
-"""The identity of the packages that a result depends on, found without importing them.
+"""The identities of packages that a result depends on, found without importing them.
 
-A version is not enough: a rebuilt wheel can have the same one, a file of an installed package can be edited, and
-another folder on PYTHONPATH comes first. An identity is the version and a digest of the content of the package's
-files, wherever they are: the same files have the same identity on every machine.
+A version is not enough: a rebuilt wheel can have the same version, an installed file can be edited, and PYTHONPATH can
+put another folder first. An identity is the version and a digest of the content of the package's files. The same files
+have the same identity on every machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.files import RACY_NS, write_atomically
 
-# Packages whose module has another name than the distribution.
+# Distribution -> its module, if the names differ.
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
-# Distributions that share one namespace package, which says nothing of them.
+# Distributions that share one namespace package, so that they are found by metadata.
 _NAMESPACE_PREFIX: Final = "nvidia-"
 _EXTRAS: Final = {
     "ai-edge-litert": "tvmflow[tflite]",
@@ -39,7 +39,7 @@ _EXTRAS: Final = {
 }
 # Where TVM looks for its shared libraries before its own folder.
 TVM_LIBRARY_VARIABLE: Final = "TVM_LIBRARY_PATH"
-# In a source folder, shared libraries are beside the Python code and not in it.
+# In a source checkout of TVM, shared libraries are outside of the Python package.
 _SOURCE_LIBRARIES: Final = ("../../build/lib", "../../lib")
 _SUFFIX: Final = ".dist-info"
 _VERSION: Final = re.compile(
@@ -54,10 +54,11 @@ class NotInstalled(EnvironmentProblem):
 
 
 class Package(NamedTuple):
-    """A package as it would be imported; the version is `unversioned` if a folder has none.
+    """A package as Python would import it; the version is `unversioned` if none is found.
 
-    Files are named relative to `folder`; `module` is its own folder in there, empty if several distributions share one.
-    `record` lists its installed files, and is empty without metadata; `rivals` install files of the same module.
+    Files are named relative to `folder`, the import folder. `module` is the package's folder in there, or empty if
+    distributions share a namespace package. `record` is the path of the RECORD with its installed files, or empty
+    without metadata. `rivals` are other distributions that install files of the same module.
     """
 
     distribution: str
@@ -75,17 +76,17 @@ class _Identified(NamedTuple):
 
 
 def identity(distribution: str) -> str:
-    """Return `VERSION+DIGEST` of a package, determined once in a process; see `forget`.
+    """Return `VERSION+DIGEST` of a package, cached for this process until `forget`.
 
     Raises:
-        NotInstalled: when it would not be found.
-        EnvironmentProblem: when it cannot be identified.
+        NotInstalled: if the package cannot be found.
+        EnvironmentProblem: if the package cannot be identified.
     """
     return _identify(distribution, tuple(sys.path)).identity
 
 
 def identify_installed(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the identity of each of these packages that is there and can be identified."""
+    """Return the identities of those packages that are installed and can be identified."""
     identities = {}
     for name in distributions:
         with contextlib.suppress(EnvironmentProblem):
@@ -99,9 +100,9 @@ def find_package(distribution: str) -> Package:
 
 
 def files_to_watch(distribution: str) -> dict[str, list[str]]:
-    """Return folders and names of their files whose stamps show that a package is unchanged.
+    """Return folder -> names of its files whose timestamps show that a package is unchanged.
 
-    Its code and the folders with code are watched, its data and tests are not.
+    Code and folders with code are watched; data and tests are not.
     """
     identified = _identify(distribution, tuple(sys.path))
     folder, record = identified.package.folder, identified.package.record
@@ -114,17 +115,17 @@ def files_to_watch(distribution: str) -> dict[str, list[str]]:
 
 
 def import_folders() -> list[str]:
-    """Return the folders from which this process imports: a new package in one may come before another."""
+    """Return the absolute import folders of this process; a new package in them may hide another."""
     return [os.path.abspath(entry) for entry in sys.path]
 
 
 def forget() -> None:
-    """Determine all identities anew when they are next asked for: for processes that live long."""
+    """Clear the cache of identities, for long-lived processes."""
     _identify.cache_clear()
 
 
 def host_platform() -> str:
-    """Return the system and architecture of this host: stages give other object code on another one."""
+    """Return the system and architecture of this host, on which object code may depend."""
     # Windows has no uname.
     name = os.uname().machine if hasattr(os, "uname") else os.environ["PROCESSOR_ARCHITECTURE"]
     return f"{sys.platform}-{name}"
@@ -187,12 +188,12 @@ def _package_folder(distribution: str, module: str) -> str:
 
 
 def is_extra(distribution: str) -> bool:
-    """Return whether tvmflow is installed without a distribution, unless one of its extras is requested."""
+    """Return whether a distribution belongs to an optional extra of tvmflow."""
     return any(distribution.startswith(prefix) for prefix in _EXTRAS)
 
 
 def _find_distribution(distribution: str) -> Package:
-    """Return a distribution by its metadata: it installs no module."""
+    """Find a distribution without a module of its own by its metadata."""
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and os.path.isfile(f"{path}/RECORD"):
@@ -201,9 +202,9 @@ def _find_distribution(distribution: str) -> Package:
 
 
 def _find_owners(folder: str, distribution: str, module: str) -> list[tuple[str, str, str]]:
-    """Return name, version and RECORD of each distribution that installed the module, the right one first.
+    """Return name, version and RECORD of each distribution that installed the module, the best match first.
 
-    Of two that an interrupted installation left, the later one counts.
+    Of two versions that an interrupted installation left, the later one is first.
     """
     entries = [(*entry, f"{entry[2]}/RECORD") for entry in _list_dist_infos(folder)]
     related = [entry for entry in entries if distribution in entry[0] or module in entry[0]]
@@ -263,7 +264,7 @@ def _read_version(folder: str) -> str:
 
 
 def _library_folders(distribution: str, package: Package) -> list[tuple[str, str]]:
-    """Return the folders from which TVM loads other shared libraries, each with a prefix of names."""
+    """Return folders outside of the package from which TVM loads shared libraries, with name prefixes."""
     if distribution not in _MODULES:
         return []
     named = os.environ.get(TVM_LIBRARY_VARIABLE) if distribution == "apache-tvm" else None
@@ -274,11 +275,9 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 
 
 # ---------------------------------------------------------------- package files
-# The files of an installed package, and the digest of their content, which usually costs one `stat` a file.
-#
 # pip writes the digest of every file into a distribution's RECORD, after all other files. A file that has the
-# recorded size and was not changed after that list was written is the installed one. All others are hashed, and their
-# digests are remembered in the user's cache folder for as long as size, times and inode stay the same.
+# recorded size and is older than the RECORD is unchanged, which costs one `stat`. Other files are hashed; their
+# digests are cached in the user's cache folder and valid while size, times and inode stay the same.
 
 _CODE: Final = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 _TESTS: Final = re.compile(r"(^|/)tests?/")
@@ -288,14 +287,14 @@ _SHA256: Final = "sha256"
 
 
 class PackageFiles(NamedTuple):
-    """The files of a package: a line for each as in a RECORD, their names, and the executable ones."""
+    """The files of a package: their RECORD lines, their names, and the names of executables."""
 
     lines: list[str]
     names: list[str]
     programs: set[str]
 
     def list_code(self) -> list[str]:
-        """Return the names of files that Python and the system load or start, and of their folders."""
+        """Return the names of files that Python and the system can load or run, and of their folders."""
         names = [name for name in self.names if not _TESTS.search(name)]
         code = {n for n in names if n.endswith(_CODE) or ".so." in n or n in self.programs}
         return sorted(code | {os.path.dirname(name) or "." for name in code})
@@ -316,7 +315,7 @@ def lists_module(record: str, module: str) -> bool:
 
 
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
-    """Return the current files of a package; `walk` also looks for unlisted files in unchanged folders."""
+    """Return the current files of a package; `walk` also finds unlisted files in unchanged folders."""
     recorded = _read_record(record) if record else {}
     with _remembered_digests(f"{folder}/{module or record}") as digests:
         files = _PackageReader(folder, record, digests)
@@ -329,7 +328,7 @@ def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageF
 
 
 def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each file of some folders, which may be missing, that begins with a prefix."""
+    """Return a RECORD-like line for each library in (folder, name prefix) pairs; folders may be missing."""
     lines = []
     for folder, prefix in folders:
         with _remembered_digests(f"{folder}/{prefix}") as digests:
@@ -341,26 +340,26 @@ def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def list_libraries(folder: str, prefix: str) -> list[str]:
-    """Return the names of the files in a folder that begin with a prefix; none without the folder."""
+    """Return the names in a folder that begin with a prefix; none if the folder is missing."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return sorted(name for name in names if name.startswith(prefix))
 
 
 class _PackageReader:
-    """Collects the files of a package, and hashes files that may have changed."""
+    """A reader of a package's files, which hashes files that may have changed."""
 
     def __init__(self, folder: str, record: str, digests: dict[str, Any]) -> None:
         self._folder = folder
         self._digests = digests
         status = os.stat(record) if record else None
-        # Without a list of installed files nothing is known to be unchanged.
+        # Without a RECORD, every file counts as changed.
         self._modified_ns = status.st_mtime_ns if status else 0
         self._changed_ns = status.st_ctime_ns if status else 0
         self.lines: dict[str, str] = {}
         self.programs: set[str] = set()
 
     def add_recorded(self, recorded: Mapping[str, str]) -> None:
-        """Add the files of a RECORD, possibly tens of thousands."""
+        """Add the files of a RECORD. The loop is optimized for tens of thousands of files."""
         stat, lines, prefix = os.stat, self.lines, f"{self._folder}/"
         modified_ns, changed_ns = self._modified_ns, self._changed_ns
         for name, line in recorded.items():
@@ -382,7 +381,7 @@ class _PackageReader:
                 self.add(name, line)
 
     def add(self, name: str, recorded: str | None) -> None:
-        """Add a file that is not as it was installed, with its digest as in RECORD; not one that is missing."""
+        """Add a file that may have changed, with its digest; ignore a missing file."""
         try:
             status = os.stat(f"{self._folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):
@@ -402,7 +401,7 @@ class _PackageReader:
                     self.add(relative, None)
 
     def walk_changed_folders(self) -> None:
-        """Add code that came into a package's folders after its RECORD was written."""
+        """Add code that was put into the package's folders after its RECORD was written."""
         folders = {name.rpartition("/")[0] for name in self.lines} - {""}
         for folder in sorted(folders):
             status = os.stat(f"{self._folder}/{folder}")
@@ -418,7 +417,7 @@ class _PackageReader:
                     self.add(relative, None)
 
     def _digest(self, name: str, status: os.stat_result, algorithm: str) -> str:
-        """Return the digest of a file as RECORD writes it, remembered while its stamp is the same."""
+        """Return the digest of a file in RECORD's format, from the cache if its timestamps are unchanged."""
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         remembered = self._digests.get(name)
         if remembered and remembered[0] == stamp and remembered[1].startswith(algorithm):
@@ -429,22 +428,22 @@ class _PackageReader:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
         text = f"{algorithm}={base64.urlsafe_b64encode(digest.digest()).decode().rstrip('=')}"
-        # A coarse clock could hide a second write.
+        # A recent file is not cached, because a coarse clock could hide a second write.
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > RACY_NS:
             self._digests[name] = [stamp, text]
         return text
 
 
 def _is_content(name: str, siblings: Iterable[str]) -> bool:
-    """Return whether a file or folder is part of a package, and no leftover of Python or an editor."""
+    """Return whether a file or folder is part of a package, not a cache or an editor's leftover."""
     if name == "__pycache__" or name.startswith(".") or name.endswith(("~", ".swp")):
         return False
-    # Without its source, Python imports bytecode.
+    # Python imports bytecode only if its source is missing.
     return not name.endswith(".pyc") or name.removesuffix("c") not in siblings
 
 
 def _read_record(path: str) -> dict[str, str]:
-    """Return the lines of a RECORD about code by the names of their files."""
+    """Return file name -> line of a RECORD, without metadata and caches."""
     with open(path, encoding="utf-8") as stream:
         lines = stream.read().splitlines()
     return {
@@ -460,7 +459,7 @@ def _read_record(path: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _remembered_digests(package: str) -> Iterator[dict[str, Any]]:
-    """Yield the remembered digests of a package's files, and save them if there are more afterwards."""
+    """Yield the cached digests of a package's files, and save them if they changed."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
@@ -470,7 +469,7 @@ def _remembered_digests(package: str) -> Iterator[dict[str, Any]]:
     digests = dict(before)
     yield digests
     if digests != before:
-        # Where nothing can be remembered, the files are hashed again.
+        # Without a writable cache, the next process hashes the files again.
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomically(path, json.dumps(digests))
@@ -495,11 +494,11 @@ REQUIREMENTS = {
     "xgboost-cpu": "xgboost-cpu>=3.0",
     "ziglang": "ziglang>=0.13,<0.18",
 }
-"""Distribution -> its requirement, as pyproject.toml has it."""
+"""Distribution -> its requirement from pyproject.toml."""
 
 
 def install_command(*distributions: str, again: bool = False) -> str:
-    """Return the command that installs distributions as tvmflow needs them, or installs them `again`."""
+    """Return the command that installs distributions in supported versions, or installs them `again`."""
     requirements = []
     for name in distributions:
         extras = (extra for prefix, extra in _EXTRAS.items() if name.startswith(prefix))

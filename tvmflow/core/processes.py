@@ -1,7 +1,7 @@
-"""Processes: process trees, and the environment of new processes.
+"""Process trees, and the environment of new processes.
 
 `python -m` and `python -c` import first from the current folder, where a user's `numpy.py` or `onnx/` would hide the
-package. Processes started here get the import path of this one. Imports next to nothing, for up-to-date runs.
+package, so new processes get this process's import path. Imports almost nothing, for fast up-to-date runs.
 """
 
 import os
@@ -17,8 +17,8 @@ _NO_HOME = "/nonexistent"
 def home_variables() -> dict[str, str]:
     """Return the variables that a process needs if its user has no home folder, as in many containers.
 
-    TVM and others look for that folder while they are imported, and fail without one. They only cache there: the folder
-    need not exist, and must not be one that another user could fill, as in `/tmp`.
+    TVM and others fail to import without one. They only cache there, so the folder need not exist; it must not be one
+    that other users can write, such as `/tmp`.
     """
     return {"HOME": _NO_HOME} if os.path.expanduser("~") == "~" else {}
 
@@ -30,9 +30,9 @@ _ATTEMPTS = 3
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill everything that a process has started, directly or not; only Linux can name all of it."""
+    """Kill all descendants of a process."""
     for _ in range(_ATTEMPTS):
-        # processes forked during the kill are found by the next attempt
+        # The next attempt finds processes that were forked meanwhile.
         pids = list_descendants(pid)
         if not pids:
             return
@@ -40,9 +40,9 @@ def kill_descendants(pid: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, its process group if it leads one, and everything that it has started; 0 names none."""
+    """Kill a process, its process group if it leads one, and its descendants; ignore pid 0."""
     if pid:
-        # listed first: the children of a dead process belong to another one
+        # Descendants are listed first, because children of a dead process get another parent.
         _kill([pid, *list_descendants(pid)])
 
 
@@ -61,14 +61,14 @@ def lists_processes() -> bool:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """Return the processes that descend from a process and have not ended."""
+    """Return the pids of running descendants of a process."""
     if not lists_processes():
         import psutil
 
         try:
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
         except psutil.Error:
-            # it has ended
+            # The process has ended.
             return []
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -77,7 +77,7 @@ def list_descendants(pid: int) -> list[int]:
                 with open(f"/proc/{name}/stat", "rb") as stream:
                     state, parent = stream.read().rpartition(b")")[2].split()[:2]
             except OSError:
-                # it has ended meanwhile
+                # The process has ended meanwhile.
                 continue
             if state not in (b"Z", b"X"):
                 children.setdefault(int(parent), []).append(int(name))
@@ -90,13 +90,13 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as `python -m` does."""
+    """Return a command like `python -m` with this process's import path."""
     run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [*code_command(run), *arguments]
 
 
 def code_command(code: str) -> list[str]:
-    """Return the command that runs Python code as `python -c` does."""
+    """Return a command like `python -c` with this process's import path."""
     folder = os.getcwd()
     path = [os.path.join(folder, entry) if entry else folder for entry in sys.path]
     return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
@@ -104,10 +104,10 @@ def code_command(code: str) -> list[str]:
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """Let TVM be imported in this process as if PyTorch were not installed.
+    """Hide PyTorch while the block imports TVM.
 
-    tvm_ffi imports an installed PyTorch, and asks it for a GPU. That takes seconds and hundreds of megabytes, and starts
-    NVIDIA's driver, which then fails in every forked process.
+    tvm_ffi imports an installed PyTorch and queries its GPUs. That takes seconds and hundreds of megabytes, and
+    initializes the CUDA driver, which then fails in every forked process.
     """
     if "torch" in sys.modules:
         yield
@@ -120,21 +120,21 @@ def without_torch() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- control groups
-# The groups of Linux that this process is in; they may limit its CPUs and memory.
+# Linux cgroups of this process may limit its CPUs and memory.
 
 GROUPS_FOLDER = "/sys/fs/cgroup"
 OWN_GROUPS = "/proc/self/cgroup"
 
 
 def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> Iterator[str]:
-    """Yield the folders of the control groups of this process with a controller (`cpu`, `memory`).
+    """Yield the folders of this process's control groups with a controller (`cpu`, `memory`), outermost first.
 
-    The outermost is first. `own` lists the groups of this process, and groups are mounted at `root`. In a container,
-    paths may be those of the machine, and the root is its own group.
+    The file `own` lists the groups, which are mounted at `root`. In a container, listed paths may be the host's, and
+    `root` is then the container's own group.
     """
     for line in read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)
-        # version 2 has one tree for all controllers, and names none
+        # cgroup v2 has one tree for all controllers and names none.
         if not controllers or controller in controllers.split(","):
             folder = f"{root}/{controllers}" if controllers else root
             yield folder
@@ -144,7 +144,7 @@ def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDE
 
 
 def read_text(path: str) -> str:
-    """Return the content of a file of the kernel; nothing if there is none."""
+    """Return the content of a kernel file such as /proc/vmstat; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()

@@ -1,7 +1,7 @@
 """The root of a project, and its folders for store, deliveries and releases.
 
 The root is the nearest folder, at or above the current one, with `tvmflow.toml`, with a table `[tool.tvmflow]` in
-`pyproject.toml`, or with `.git`; otherwise the current folder. Imports next to nothing, for up-to-date runs.
+`pyproject.toml`, or with `.git`; otherwise the current folder. Imports almost nothing, for fast up-to-date runs.
 """
 
 import os
@@ -11,16 +11,16 @@ SHARED_FILE = "pyproject.toml"
 REPOSITORY = ".git"
 
 DEFAULTS = {"store": "cache", "dist": "dist", "releases": "releases"}
-"""The settings of a project, and their defaults: folders, from the root."""
+"""The settings of a project and their defaults: folders relative to the root."""
 
-# As for git: the search ends below these folders, which keeps it from slow file systems.
+# As in git, the search for the root stops below these folders, for example to avoid network file systems.
 _CEILING_VARIABLE = "GIT_CEILING_DIRECTORIES"
-# How a line that begins the table in `pyproject.toml` may start, without spaces and quotes.
+# Possible beginnings of the table in `pyproject.toml`, after removal of spaces and quotes.
 _HEADERS = (b"\n[tool.tvmflow]", b"\n[tool]", b"\ntool.", b"\ntool=")
 
 
 class Project:
-    """A project, with absolute paths; the `marker` makes its folder the root, and is empty for none."""
+    """A project with absolute paths; `marker` is the file that makes `root` the root, or empty."""
 
     def __init__(self, root: str, marker: str = "", settings: dict[str, str] | None = None) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Project:
         return self._folder("releases")
 
     def origin(self, name: str) -> str:
-        """Return the setting that names one of its folders."""
+        """Return which setting determines a folder, for messages."""
         if name in self.settings:
             return f"`{name}` in {shortest_path(self.marker)}"
         return "the default"
@@ -54,7 +54,7 @@ class Project:
 
 
 def list_packaged_paths(name: str) -> list[str]:
-    """Return the folders of files that come with tvmflow: in the installed package, or in the checkout."""
+    """Return the possible paths of a packaged file or folder: in the installed package and in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [os.path.join(package, name), os.path.join(os.path.dirname(package), name)]
 
@@ -77,7 +77,7 @@ def find_project() -> Project:
 def _read_project(folder: str) -> Project | None:
     content = _read(f"{folder}/{TABLE_FILE}")
     if content is not None:
-        # A file that only marks the root needs no reader of TOML.
+        # An empty file only marks the root and needs no TOML parser.
         is_empty = all(line.strip()[:1] in (b"", b"#") for line in content.splitlines())
         settings = {} if is_empty else _read_table(f"{folder}/{TABLE_FILE}", content)
         return Project(folder, f"{folder}/{TABLE_FILE}", settings)
@@ -106,7 +106,7 @@ def _read(path: str) -> bytes | None:
 
 
 def _read_table(path: str, content: bytes) -> dict[str, str] | None:
-    # Most projects have no table, and reading TOML takes as long as all of an up-to-date run.
+    # Most projects have no table, and importing the TOML parser takes as long as an up-to-date run.
     from tvmflow.core.project_table import read_table
 
     table = () if path.endswith(TABLE_FILE) else ("tool", "tvmflow")
@@ -114,7 +114,7 @@ def _read_table(path: str, content: bytes) -> dict[str, str] | None:
 
 
 def shortest_path(path: str) -> str:
-    """Return a path as a message shows it: relative if it lies inside the current folder, never with `..`."""
+    """Return a path for messages: relative if it is inside the current folder, never with `..`."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ STORE_VARIABLE = "TVMFLOW_STORE"
 
 
 def store_root(argv: list[str], default: str) -> str:
-    """Return the store of a command line: `--store DIR`, $TVMFLOW_STORE, or that of the project."""
+    """Return the path of the store: `--store DIR` in `argv`, $TVMFLOW_STORE, or `default`."""
     root = os.environ.get(STORE_VARIABLE) or default
     for index, word in enumerate(argv):
         if word == "--store" and index + 1 < len(argv):

@@ -16,14 +16,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# How the reader of TOML ends its messages.
+# The end of messages of the TOML parser.
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def read_table(
     path: str, content: bytes, prefix: tuple[str, ...], defaults: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return the settings in the table at `prefix`; None without one. `defaults` has all settings."""
+    """Return the settings in the table at `prefix`, or None if it is missing; `defaults` lists valid settings."""
     try:
         text = content.decode()
         table: Any = tomllib.loads(text)
@@ -74,7 +74,7 @@ def _check(
 
 
 def _find_line(text: str, path: tuple[str, ...]) -> int:
-    """Return the line that sets the value at a path; 1 if TOML writes it in an unusual way."""
+    """Return the line number that sets the value at a path; 1 for unusual TOML syntax."""
     current: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.translate(str.maketrans("", "", " \t\"'"))

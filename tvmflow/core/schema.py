@@ -1,4 +1,4 @@
-"""The base of every model that YAML files are read into, and field types that several of them share."""
+"""The base class of pydantic models for YAML files, and shared field types."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tvmflow.core.version import schema_url
 _VERSION: Final = 1
 
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
-"""Names of recipes, targets, variants and pipelines, except names that no folder may have: see FolderName."""
+"""Pattern of the names of recipes, targets, variants and pipelines; FolderName excludes further names."""
 
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 MAX_PATH_LENGTH: Final = 500
-"""The most characters of a path in a recipe."""
+"""Maximum characters of a path in a recipe."""
 
 
 def _add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Describe a model and its fields, each in one line, by the docstrings in its source."""
+    """Add the docstrings of a model and its fields to its JSON Schema, each on one line."""
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
     for base in reversed(model.__mro__):
         for name, text in _field_docstrings(base) if issubclass(base, ClosedModel) else ():
-            # class variables have docstrings, too
+            # Class variables have docstrings, too, but are no fields.
             if name in model.model_fields:
                 schema["properties"][name]["description"] = " ".join(text.split())
 
@@ -43,7 +43,7 @@ def _field_docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     try:
         [tree] = ast.parse(inspect.getsource(model)).body
     except (OSError, TypeError):
-        # a class from `python -c` has no source
+        # A class from `python -c` has no source.
         return
     for pair in itertools.pairwise(cast(ast.ClassDef, tree).body):
         match pair:
@@ -67,17 +67,17 @@ class ClosedModel(BaseModel):
 
 
 def list_set_fields(model: BaseModel) -> dict[str, Any]:
-    """Return the fields that a file sets, without defaults."""
+    """Return the fields that the file sets explicitly."""
     return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 def field_error(text: str, *path: str | int) -> PydanticCustomError:
-    """Return an error for validators: its text, and the path from the validated value to the field."""
+    """Return an error for validators; `path` leads from the validated value to the field."""
     return PydanticCustomError("field", "{text}", {"text": text, "path": path})
 
 
 def check_folder_name(name: str) -> str:
-    """Check that every file system has folders with a name."""
+    """Check that a name is valid for folders on every file system."""
     if find_invalid_name([name]) is not None:
         raise field_error(
             f"no folder can have the name {quoted(name)} on Windows; choose another one"
@@ -86,11 +86,11 @@ def check_folder_name(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(check_folder_name)]
-"""A name that becomes one of a folder."""
+"""A name that is also used for a folder."""
 
 
 def first_field_error(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
-    """Return text and path of the first `field_error` that a validation met."""
+    """Return text and path of the first `field_error` of a validation."""
     context = error.errors()[0]["ctx"]
     return context["text"], context["path"]
 
@@ -102,9 +102,9 @@ def check_choice(
     listed_by: str = "",
     meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> str:
-    """Return the value when it is one of the choices; for `meant`, see `did_you_mean`.
+    """Return the value if it is one of the choices; for `meant`, see `did_you_mean`.
 
-    The noun has its article: "a dtype". The error lists all choices, or names the list (`listed_by`).
+    `noun` includes its article: "a dtype". The error lists all choices, or says how to list them (`listed_by`).
     """
     if value in choices:
         return value
@@ -120,37 +120,37 @@ def one_of(
     listed_by: str = "",
     meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> AfterValidator:
-    """Return the validator of a field that must be one of the choices, see `check_choice`."""
+    """Return a validator for `check_choice`."""
     return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by, meant))
 
 
 def schema_enum(choices: Collection[str]) -> FieldInfo:
-    """Return the choices of a field in its JSON schema, for editors."""
+    """Return field information that lists the choices in the JSON Schema, for editors."""
     info: FieldInfo = Field(json_schema_extra={"enum": list(choices)})
     return info
 
 
 def published_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of file, published as docs/NAME.schema.json."""
+    """Return the JSON Schema of a YAML file format, published as docs/NAME.schema.json."""
     return {"$schema": SCHEMA_DIALECT, "$id": schema_url(name), **model.model_json_schema()}
 
 
 def to_tuple(value: Any) -> Any:
-    """Return a list as the tuple that a frozen model holds; leave other values to pydantic."""
+    """Convert a list to a tuple, for frozen models; leave other values to pydantic."""
     return tuple(value) if isinstance(value, list) else value
 
 
 _T = TypeVar("_T")
 YamlList: TypeAlias = Annotated[tuple[_T, ...], BeforeValidator(to_tuple)]
-"""A list in a file, as a tuple."""
+"""A YAML list, read as a tuple."""
 
 
 def _check_version(value: Any) -> Any:
-    # true and 1.0 are equal to 1 in Python, but they are mistakes in a file.
+    # `true` and `1.0` equal 1 in Python, but are mistakes in a file.
     if type(value) is not int or value != _VERSION:
         raise field_error(f"this tvmflow reads only version {_VERSION}; write {_VERSION}")
     return value
 
 
 FormatVersion = Annotated[Literal[1], BeforeValidator(_check_version)]
-"""The version of the format, with which every recipe, pipeline and lock file begins."""
+"""The version of the file format, the first field of recipes, pipelines and lock files."""

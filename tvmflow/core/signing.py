@@ -1,8 +1,8 @@
 """Ed25519 signatures: keys in files, and signed envelopes.
 
-Keys are PEM files as OpenSSL writes them: PKCS#8 for the private half, SubjectPublicKeyInfo for the public one. A
-key's id is the sha256 (hex) of its public half in DER. Envelopes are those of DSSE 1.0 (Dead Simple Signing Envelope,
-secure-systems-lab), as in in-toto and Sigstore: the signature covers the type of the text, too.
+Keys are PEM files in OpenSSL's format: PKCS#8 for private keys, SubjectPublicKeyInfo for public keys. A key's id is the
+sha256 (hex) of the public key in DER. Envelopes follow DSSE 1.0 (Dead Simple Signing Envelope, secure-systems-lab), as
+in in-toto and Sigstore; the signature also covers the type of the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PUBLIC_SUFFIX: Final = ".pub"
 _MAX_KEY_FILE_BYTES: Final = 1 << 20
 _PEM_END: Final = b"-----END PUBLIC KEY-----"
 SHORT_ID: Final = 12
-"""This many characters of the id of a key are shown."""
+"""Number of characters of a key's id in messages."""
 
 
 class InvalidEnvelope(Exception):
@@ -38,7 +38,7 @@ class InvalidEnvelope(Exception):
 
 
 class PublicKey(NamedTuple):
-    """The public half of a key: its id, and the file that it came from as its name."""
+    """A public key; `name` is the file that it was read from."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ class PublicKey(NamedTuple):
 
 
 class PrivateKey(NamedTuple):
-    """The private half of a key, with its public one."""
+    """A private key with its public key."""
 
     public: PublicKey
     key: ed25519.Ed25519PrivateKey
@@ -66,7 +66,7 @@ class PrivateKey(NamedTuple):
 
 
 def generate_key(path: Path) -> PublicKey:
-    """Make a key: the private half in `path`, only for its owner, the public one in `.pub` beside it."""
+    """Generate a key pair: the private key in `path`, readable by its owner only, the public key in `path.pub`."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -98,7 +98,7 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
 
 
 def load_private_key(path: Path) -> PrivateKey:
-    """Return the private key in a PEM file; UsageError if it is missing or not unencrypted Ed25519."""
+    """Return the private key in a PEM file; UsageError if it is missing, encrypted or not Ed25519."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -117,9 +117,9 @@ def load_private_key(path: Path) -> PrivateKey:
 
 
 def load_public_keys(path: Path) -> tuple[PublicKey, ...]:
-    """Return the keys in a file (one PEM block after another), or in the `.pub` files of a folder.
+    """Return the public keys in a file of PEM blocks, or in the `.pub` files of a folder.
 
-    Raises UsageError if there is none, or one that is damaged or not Ed25519.
+    Raises UsageError if there is no key, or a key is damaged or not Ed25519.
     """
     files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
     keys = {key.id: key for file in files for key in _read_public_keys(file)}
@@ -177,13 +177,13 @@ def _first_sentence(error: Exception) -> str:
 
 
 def load_signing_key() -> PrivateKey | None:
-    """Return the key that `$TVMFLOW_SIGNING_KEY` names; None when it is not set."""
+    """Return the key in the file `$TVMFLOW_SIGNING_KEY`, or None if that is not set."""
     path = os.environ.get(KEY_VARIABLE)
     return load_private_key(Path(path)) if path else None
 
 
 def load_trusted_keys() -> tuple[PublicKey, ...]:
-    """Return the keys in the file or folder that `$TVMFLOW_TRUSTED_KEYS` names; none when not set."""
+    """Return the keys in the file or folder `$TVMFLOW_TRUSTED_KEYS`; none if that is not set."""
     path = os.environ.get(TRUSTED_VARIABLE)
     return load_public_keys(Path(path)) if path else ()
 
@@ -192,13 +192,13 @@ def load_trusted_keys() -> tuple[PublicKey, ...]:
 
 
 def pre_authentication_encoding(payload_type: str, text: bytes) -> bytes:
-    """Return the bytes that a signature covers (PAE in the specification of DSSE 1.0)."""
+    """Return the bytes that a signature covers (PAE in DSSE 1.0)."""
     name = payload_type.encode()
     return b" ".join((b"DSSEv1", str(len(name)).encode(), name, str(len(text)).encode(), text))
 
 
 def sign_envelope(payload_type: str, text: bytes, signers: Sequence[PrivateKey]) -> Json:
-    """Return an envelope of a text of a media type with the signatures of all signers, if there are any."""
+    """Return an envelope with a text, its media type, and the signatures of all signers."""
     message = pre_authentication_encoding(payload_type, text)
     signatures = [
         {"keyid": signer.public.id, "sig": _encode(signer.sign(message))} for signer in signers
@@ -214,9 +214,9 @@ def open_envelope(envelope: Json, payload_type: str) -> bytes:
 def verify_envelope(
     envelope: Json, payload_type: str, trusted: Sequence[PublicKey]
 ) -> tuple[bytes, tuple[PublicKey, ...]]:
-    """Return the text in an envelope and the trusted keys that signed it, at least one.
+    """Return the text in an envelope and the trusted keys that signed it.
 
-    Raises InvalidEnvelope for another type, without a trusted signer, or if a trusted key's signature is wrong.
+    Raises InvalidEnvelope if the type differs, no trusted key signed it, or a trusted key's signature is wrong.
     """
     text, signatures = _parse(envelope, payload_type)
     message = pre_authentication_encoding(payload_type, text)

@@ -1,4 +1,4 @@
-"""Spans: named intervals of the work of this process, for the timeline of a run."""
+"""Spans: named time intervals of this process's work, for the timeline of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 EVENT: Final = "span"
-"""The kind of their events."""
+"""The value of `event` in events about spans."""
 _SHORTEST_S: Final = 0.0005
-# An event is one write to a pipe, which several threads may have.
+# Threads share the pipe, so each event must fit into one atomic write.
 _MAX_NAME: Final = 300
 _Report: TypeAlias = "Callable[[dict[str, Any]], None] | None"
 
@@ -19,14 +19,14 @@ _report: _Report = None
 
 
 def report_spans(report: _Report) -> _Report:
-    """Have `report` called with each span of this process, in its thread; return the previous function."""
+    """Set the function that receives each span, called in the span's thread; return the previous function."""
     global _report
     before, _report = _report, report
     return before
 
 
 def add_span(name: str, began_s: float, ended_s: float, **arguments: Any) -> None:
-    """Report a span of this thread between two times in seconds since 1970, unless it is empty."""
+    """Report a span of this thread, between times in seconds since 1970, unless it is negligibly short."""
     if _report is not None and ended_s - began_s >= _SHORTEST_S:
         _report(describe_span(name, began_s, ended_s, **arguments))
 
@@ -41,7 +41,7 @@ def describe_span(name: str, began_s: float, ended_s: float, **arguments: Any) -
 
 @contextlib.contextmanager
 def span(name: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-    """Report the time that the block takes; give its arguments, to which the block may add."""
+    """Report the block as a span; yield its arguments, to which the block may add."""
     began_s = time.time()
     try:
         yield arguments

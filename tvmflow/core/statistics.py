@@ -1,4 +1,4 @@
-"""Summary statistics of repeated measurements, and interleaved measurements of two subjects."""
+"""Statistics of repeated measurements, and interleaved (A/B) measurements of two subjects."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
-# Two times whose ratio is known no better than this are called equal, if it may be 1.
+# If the confidence interval includes 1, two times are called equal within this margin, and else unclear.
 _NEARLY_EQUAL: Final = 0.1
 
 Judgement = Literal["more", "less", "equal", "unclear"]
-"""The conclusion about a measured ratio: it is more or less than 1, about 1 within the noise, or they are too noisy to say."""
+"""The conclusion about a measured ratio: above 1, below 1, about 1 within the noise, or too noisy to tell."""
 
 NOISE_TEXTS: Final[Mapping[Judgement, str]] = {
     "equal": "within the noise",
     "unclear": "too noisy to compare",
 }
-"""The text about a ratio that is not known to differ from 1."""
+"""The text for a ratio that does not clearly differ from 1."""
 
 
 def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
-    """Return whether a measured ratio, with this confidence interval, differs from 1 beyond the noise."""
+    """Return whether a measured ratio with the confidence interval `low` to `high` differs from 1."""
     if low > 1:
         return "more"
     if high < 1:
@@ -34,7 +34,7 @@ def judge_ratio(ratio: float, low: float, high: float) -> Judgement:
 
 
 class Summary(NamedTuple):
-    """Repeated measurements of a quantity; `std` is the sample standard deviation, 0 for a single one."""
+    """A summary of repeated measurements; `std` is the sample standard deviation, or 0 for a single value."""
 
     mean: float
     median: float
@@ -57,7 +57,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the geometric mean of each column, whose ratios are means of ratios; of one row its values.
+    """Return the geometric mean of each column, so that ratios of means equal means of ratios.
 
     >>> geometric_means([[1.0, 2.0], [4.0, 8.0]]), geometric_means([[0.1, 0.3]])
     ([2.0, 4.0], [0.1, 0.3])
@@ -69,21 +69,20 @@ def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 # ---------------------------------------------------------------- paired times
 #
-# On a busy machine single times say little. Interleaved, a disturbance meets both alike, and the
-# ratio of two times that were measured one after the other hardly changes.
+# On a busy machine, single times say little. In an interleaved measurement, disturbances affect both
+# subjects alike, and the ratio of two consecutive times hardly changes.
 
 MIN_PAIRS: Final = 8
-"""With fewer pairs nothing is beyond the noise: all of them could lie on one side by chance."""
+"""With fewer pairs, no difference is significant: all pairs could agree by chance."""
 
 FEW_PAIRS_MARGIN: Final = 0.2
-"""With fewer pairs than that, a difference within this may be noise, whatever the limits are."""
+"""With fewer than MIN_PAIRS pairs, a difference within this margin may be noise."""
 
-# The limits of the ratio's median are wrong with this probability. It is small because the pairs are
-# looked at again after each one.
+# The significance level of the median's confidence interval, small because it is tested after each pair.
 _ERROR: Final = 0.01
-# Subjects whose ratio lies this close to 1 are equally fast, for every purpose.
+# Subjects whose ratio is this close to 1 count as equally fast.
 _EQUAL: Final = 0.01
-# A ratio is precise whose limits are this close to each other.
+# A ratio is precise if its upper limit is at most this many times its lower limit.
 _PRECISE: Final = 1.1
 
 
@@ -105,7 +104,7 @@ class PairedTimes(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The 99 % confidence interval of the median ratio; all ratios when there are few pairs."""
+        """The 99 % confidence interval of the median ratio; the range of all ratios for few pairs."""
         return median_limits(self.ratios)
 
     @property
@@ -120,34 +119,34 @@ class PairedTimes(NamedTuple):
 
     @property
     def _trusted_limits(self) -> tuple[float, float]:
-        """The limits of the ratio; too few pairs have none."""
+        """The limits of the ratio, or 0 and infinity for too few pairs."""
         return self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
 
     @property
     def is_decided(self) -> bool:
-        """True if more pairs are of no use: one is faster beyond the noise, or both are equally fast."""
+        """True if no more pairs are needed: one is faster beyond the noise, or both are equally fast."""
         return self.is_decided_about(1.0)
 
     def is_decided_about(self, bound: float) -> bool:
-        """Return whether more pairs are of no use to decide whether the ratio is below a bound."""
+        """Return whether the pairs suffice to decide if the ratio is below a bound."""
         return is_decided(self._trusted_limits, bound)
 
     def is_clear_about(self, bound: float) -> bool:
-        """Return whether all ratios lie far on one side of a bound, beyond the margin of few pairs."""
+        """Return whether all ratios are on the same side of a bound by at least FEW_PAIRS_MARGIN."""
         margin, ratios = 1 + FEW_PAIRS_MARGIN, self.ratios
         return min(ratios) > bound * margin or max(ratios) * margin < bound
 
     @property
     def is_precise(self) -> bool:
-        """True if the limits of the ratio lie close to each other."""
+        """True if the limits of the ratio are close to each other."""
         low, high = self._trusted_limits
         return high <= low * _PRECISE
 
 
 def median_limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 99 % confidence interval of the median: order statistics, for noise of any distribution.
+    """Return the 99 % confidence interval of the median by order statistics, for any distribution.
 
-    W. J. Conover, Practical Nonparametric Statistics, section 3.2. Of few values, it spans all.
+    It spans all values if there are few. W. J. Conover, Practical Nonparametric Statistics, section 3.2.
     """
     ordered = sorted(values)
     left_out = _count_outer(len(ordered))
@@ -155,13 +154,13 @@ def median_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def is_decided(limits: tuple[float, float], bound: float) -> bool:
-    """Return whether an interval lies on one side of a bound, or so close to it that this is of no use."""
+    """Return whether an interval is on one side of a bound, or negligibly close to it."""
     low, high = limits[0] / bound, limits[1] / bound
     return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
 
 
 def _count_outer(pairs: int) -> int:
-    """Return how many ratios are left out at each end, so that the rest still covers the median."""
+    """Return how many extreme ratios the confidence interval excludes at each end."""
     outer, tail = 0, 1 / 2**pairs
     while 2 * (tail := tail + math.comb(pairs, outer + 1) / 2**pairs) <= _ERROR:
         outer += 1
@@ -169,7 +168,7 @@ def _count_outer(pairs: int) -> int:
 
 
 def interleave(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
-    """Return each subject's result in one round, counted from 0; every second round runs backwards."""
+    """Return each subject's result of round `number`; odd rounds run in reverse order."""
     results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
     return results if number % 2 == 0 else results[::-1]
 
@@ -188,8 +187,8 @@ def measure_interleaved(
 ) -> PairedTimes:
     """Measure two subjects, which return seconds, interleaved until it is decided which is faster.
 
-    No pair begins after `seconds`, but `min_pairs` are measured in any case. Up to `precise_pairs`, the ratio must also
-    be known precisely. `clear_pairs` are enough if all clearly agree; 0 for never. The ratio is compared with `bound`.
+    The ratio is compared with `bound`. At least `min_pairs` are measured; after that, no pair begins after `seconds`.
+    Up to `precise_pairs`, the ratio must also be precise. `clear_pairs` are enough if all clearly agree; 0 for never.
     """
     started = clock()
     times = PairedTimes((), ())

@@ -1,10 +1,10 @@
-"""Termination: after a signal, the process ends within two seconds, whatever it waits for.
+"""Termination: after a signal, the process ends within two seconds, even during a wait.
 
-The store is complete at any instant, so a process may end anywhere. Code that must do something before is in a block
-of `Unwinding` or `Cancelling`; elsewhere, as during imports and in exit handlers, the process ends at once.
-`_GRACE_S` after the signal it ends in any case, with everything that it has started. A thread does that, because
-Python calls signal handlers only between two bytecodes of the main thread, which may wait in native code. Further
-signals change nothing. Imports next to nothing, for up-to-date runs: the module `signal` costs more.
+The store is consistent at any instant, so a process may end anywhere. Code that needs cleanup runs in a block of
+`Unwinding` or `Cancelling`; elsewhere, as during imports and in exit handlers, the process ends immediately.
+`_GRACE_S` seconds after the signal, a thread ends the process with its descendants in any case, because Python calls
+signal handlers only between bytecodes of the main thread, which may wait in native code. Further signals are ignored.
+Imports almost nothing, for fast up-to-date runs; the module `signal` would be too slow.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 SIGNAL_EXIT_BASE = 128
-"""The exit code of a process that ends because of a signal is this and the number of the signal."""
+"""The exit code after a signal is this plus the signal's number."""
 
 _NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 # Other signals that may end a run.
@@ -31,7 +31,7 @@ _STDERR = 2
 
 
 class _Termination:
-    """The first signal of this process (0: none), its reactions, innermost last, and a note to announce."""
+    """The first signal of this process (0: none), the stack of reactions, and a note for the message."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -43,12 +43,12 @@ class _Termination:
     def handle(self, number: int, _: object = None) -> None:
         if not self.number:
             self.number = number
-            # `watch` hears of no signal while asyncio runs
+            # asyncio replaces the wakeup descriptor, so `watch` may not get the signal.
             _start_thread(self._end_soon, ())
             (self.reactions[-1] if self.reactions else self.end)()
 
     def watch(self, wakeup: int) -> None:
-        """End the process a while after a signal, in a thread that waits for nothing else."""
+        """Wait for a signal in a thread, and end the process `_GRACE_S` seconds later."""
         number = 0
         while not number:
             received = os.read(wakeup, 64)
@@ -61,13 +61,13 @@ class _Termination:
         self.end()
 
     def announce(self) -> None:
-        """Say once on stderr that the process ends, unless nobody can read it."""
+        """Print once on stderr that the process ends, unless the write would block."""
         import select
 
         if self._announcement.acquire(blocking=False):
             text = f"tvmflow: interrupted ({_NAMES[self.number]}){self.note}\n"
             try:
-                # nobody may read the pipe, and it may be full
+                # stderr may be a full pipe that nobody reads.
                 if select.select([], [_STDERR], [], 0)[1]:
                     os.write(_STDERR, text.encode())
             except (OSError, ValueError):
@@ -83,7 +83,7 @@ _termination = _Termination()
 
 
 def watch_signals() -> None:
-    """Handle the signals in this process; signals that it was started to ignore stay ignored."""
+    """Handle termination signals in this process, except those ignored since its start."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     _signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -94,7 +94,7 @@ def watch_signals() -> None:
 
 
 def _start_thread(function: "Callable[..., None]", arguments: "tuple[int, ...]") -> bool:
-    """Start a thread; return whether that is allowed: else the main thread alone handles signals."""
+    """Start a thread; return False if the system refuses, so that only the main thread handles signals."""
     try:
         _thread.start_new_thread(function, arguments)
     except RuntimeError:
@@ -108,22 +108,22 @@ def has_signal_thread() -> bool:
 
 
 def signal_number() -> int:
-    """Return the number of the signal after which this process ends; 0 while there is none."""
+    """Return the number of the signal that ends this process, or 0."""
     return _termination.number
 
 
 def signal_name(exit_code: int) -> str:
-    """Return the name of the signal that a process ended with; empty for another exit code."""
+    """Return the name of the signal behind an exit code, or an empty string."""
     return (_NAMES | _SILENT).get(exit_code - SIGNAL_EXIT_BASE, "")
 
 
 def end() -> "NoReturn":
-    """End the process after a signal, with everything that it has started."""
+    """End the process and its descendants after a signal."""
     _termination.end()
 
 
 class _Reacting:
-    """A block of code in which a signal has a reaction of its own."""
+    """A block of code with its own reaction to a signal."""
 
     def __enter__(self) -> None:
         _termination.reactions.append(self._react)
@@ -140,15 +140,15 @@ class Unwinding(_Reacting):
 
     def _react(self) -> None:
         _termination.announce()
-        # in a destructor it would be shown, and have no effect
+        # In a destructor, KeyboardInterrupt has no effect and would be printed.
         sys.unraisablehook = lambda _: None
         raise KeyboardInterrupt
 
 
 class Cancelling(_Reacting):
-    """A block of code that ends by itself soon after `cancel` was called.
+    """A block of code that ends soon after `cancel` is called.
 
-    `describe` returns how the announcement of a signal goes on: what is kept, and what to do next.
+    `describe` returns the rest of the message about the signal: what is kept, and what to do next.
     """
 
     def __init__(self, cancel: "Callable[[], None]", describe: "Callable[[], str]" = str) -> None:

@@ -1,4 +1,4 @@
-"""Text that people write and read: names that are nearly right, quantities with a unit, tables."""
+"""Suggestions for mistyped names, quantities with units, and text tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _LONGEST = 60
 
 
 def nearest(name: str, valid: Iterable[object], *, cutoff: float = 0.6) -> list[str]:
-    """Return the valid name that is most like `name` in any case, if one is like it."""
-    # most command lines and recipes have no mistake
+    """Return the valid name that is most similar to `name`, ignoring case, as a list of at most one."""
+    # Imported here because most command lines and recipes have no mistake.
     import difflib
 
     spellings = {str(other).lower(): str(other) for other in valid}
@@ -28,9 +28,9 @@ def did_you_mean(
     cutoff: float = 0.6,
     meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> str:
-    """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing.
+    """Return `; did you mean 'x'?` for the valid name that is most similar to `name`, or an empty string.
 
-    `meant` returns the valid names that a name from elsewhere may stand for, or None if it does not know that name.
+    `meant` maps a synonym, such as another tool's name, to valid names, and returns None for unknown names.
     """
     names = meant(name[:_LONGEST]) if meant else None
     if names is None:
@@ -63,13 +63,13 @@ def parse_latency(text: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, float], kind: str) -> float:
-    # the micro sign and the Greek letter look alike
+    # The Greek letter mu looks like the micro sign.
     spelling = text.replace("μ", "µ")
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-zµ]*)", spelling, re.ASCII)
     number, unit = match.groups() if match else ("", "")
     if match and unit in units:
         return float(number) * units[unit]
-    # A number without a unit could be days or seconds, megabytes or bytes. Only 0 is the same in all units.
+    # A number without a unit is ambiguous, except 0.
     if match and not unit and float(number) == 0:
         return 0.0
     raise ValueError(f"{quoted(text)} is not {kind}; units are {', '.join(units)}")
@@ -79,7 +79,7 @@ _GAP = "  "
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
-    """Return one line for each row, its cells padded to their column's width, `right` ones aligned so."""
+    """Return a line for each row with padded columns; columns with an index in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         _GAP.join(
@@ -97,9 +97,9 @@ def table(
     expendable: Sequence[str] = (),
     width: int | None = None,
 ) -> list[str]:
-    """Return a table with headings as lines of text; columns that are empty in all rows are left out.
+    """Return the lines of a table with headings, without columns that are empty in all rows.
 
-    Cells are by heading, the same in every row. The first `expendable` columns are left out until the table fits.
+    Each row maps the same headings to cells. `expendable` columns are left out in order until the table fits `width`.
     """
     headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in expendable:

@@ -1,6 +1,6 @@
-"""Traces in the JSON format of Chrome's viewer, which Perfetto reads: tracks, slices, flows.
+"""Traces in Chrome's trace event format (JSON), which Perfetto reads: tracks, slices and flows.
 
-Names may come from models or users: they are written as printable text, by `canonical`.
+Names may come from models or users, so they are escaped to printable text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tvmflow.core.types import Json
 
 _MAX_TEXT: Final = 400
 _ROUNDING_NS: Final = 1000
-# Processes are numbered from 1; Perfetto takes a track with the number of its process for the main one.
+# Processes are numbered from 1. Perfetto treats a track with its process's number as the main thread.
 _FIRST_TRACK: Final = 1000
 
 
 @dataclass
 class Slice:
-    """An interval on a track, in nanoseconds since the trace began; of no length, it is an instant."""
+    """An interval on a track, in nanoseconds since the trace began; an empty interval is an instant."""
 
     track: Track
     name: str
@@ -34,7 +34,7 @@ class Slice:
 
 @dataclass
 class Track:
-    """A row of slices, which viewers show below those of the same process."""
+    """A row of slices of a process."""
 
     process: int
     number: int
@@ -43,15 +43,15 @@ class Track:
     def slice(
         self, name: str, began_s: float, seconds: float, arguments: Mapping[str, Json] | None = None
     ) -> Slice:
-        """Add an interval, which began some seconds after the trace."""
+        """Add an interval of `seconds`, which began `began_s` seconds after the trace."""
         began_ns, ended_ns = (max(round(at_s * 1e9), 0) for at_s in (began_s, began_s + seconds))
         self.slices.append(Slice(self, name, began_ns, max(began_ns, ended_ns), arguments or {}))
         return self.slices[-1]
 
     def nest(self) -> Iterator[Slice]:
-        """Return the slices in order, each cut at the end of the one that it began in, as viewers require.
+        """Return the slices in order, each cut at the end of its enclosing slice, as viewers require.
 
-        Clocks of several machines differ, and several threads may have one name.
+        Slices may overlap because clocks of machines differ and threads may share a name.
         """
         outer: list[Slice] = []
         ordered = sorted(self.slices, key=lambda one: (one.began_ns, -one.ended_ns))
@@ -66,7 +66,7 @@ class Track:
 
 
 class Trace:
-    """A trace: processes and their tracks are shown in the order in which they are named."""
+    """A trace; processes and their tracks are shown in order of creation."""
 
     def __init__(self, about: Mapping[str, Json]) -> None:
         self._about = about
@@ -74,7 +74,7 @@ class Trace:
         self._flows: list[tuple[Slice, Slice]] = []
 
     def track(self, process: str, name: str) -> Track:
-        """Return a track of a process, and add either if it is new."""
+        """Return a track of a process; create the process or the track if missing."""
         tracks = self._tracks.setdefault(process, {})
         if name not in tracks:
             number = _FIRST_TRACK + sum(map(len, self._tracks.values()))
@@ -86,18 +86,18 @@ class Trace:
         self._flows.append((first, second))
 
     def to_json(self) -> Json:
-        """Return the trace as viewers read it."""
+        """Return the trace in the trace event format."""
         events = [*self._list_names(), *self._list_slices(), *self._list_flows()]
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _shown(self._about)}
 
     def to_bytes(self, path: Path) -> bytes:
-        """Return the content of the file of this name, which is gzipped if it ends in `.gz`."""
+        """Return the content for the file `path`, gzipped if its name ends in `.gz`."""
         content = canonical(self.to_json())
         return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
 
     def _list_names(self) -> Iterator[dict[str, Json]]:
         for place, (process, tracks) in enumerate(self._tracks.items(), 1):
-            # viewers show the number behind the name
+            # Viewers append the number to the name.
             names = [("process", 0, place, process.removesuffix(f" {place}"))]
             names += [("thread", item.number, item.number, name) for name, item in tracks.items()]
             for kind, number, order, name in names:
@@ -120,7 +120,7 @@ class Trace:
     def _list_flows(self) -> Iterator[dict[str, Json]]:
         for number, (first, second) in enumerate(self._flows, 1):
             base = {"name": "needs", "cat": "needs", "id": number}
-            # the arrow begins within the slice, not at its end, which belongs to the next one
+            # The arrow begins inside the slice: its end already belongs to the next slice.
             leaves_ns = min(max(first.ended_ns - 1, first.began_ns), second.began_ns)
             yield {**base, "ph": "s", **_place(first.track, leaves_ns)}
             yield {**base, "ph": "f", "bp": "e", **_place(second.track, second.began_ns)}
@@ -131,7 +131,7 @@ def _place(track: Track, at_ns: int) -> dict[str, Json]:
 
 
 def _shown(arguments: Mapping[str, Json]) -> dict[str, Json]:
-    """Return arguments as text and numbers; those without a value are left out."""
+    """Return arguments with escaped text and without empty values."""
     return {
         excerpt(name): excerpt(value, _MAX_TEXT) if isinstance(value, str) else value
         for name, value in arguments.items()

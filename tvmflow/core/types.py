@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 Json = Any
-"""A value that `json.dumps` takes: None, bool, int, float, str, list or dict of those."""
+"""A JSON value: None, bool, int, float, str, or a list or dict of JSON values."""
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-"""An array of any shape and dtype. Annotations have it without an import of NumPy."""
+"""An array of any shape and dtype, for annotations without importing NumPy."""
 
 Feed: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
-"""A batch of inputs by name."""
+"""Input name -> array with a batch of samples."""
 
 STATEMENT_SUFFIX = ".intoto.jsonl"
-"""The end of the name of a statement of provenance, which is beside the files that it is about."""
+"""Suffix of provenance statements, which are beside the files that they are about."""
 
 Size = int | str
-"""A size of a tensor: a number, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
+"""A tensor size: an integer, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
 
 Precision = Literal["model", "mixed", "float16", "bfloat16"]
-"""The precisions of a recipe, the finest first."""
+"""The precisions of a recipe, in descending order."""
 
 OPTIMIZED_OPERATORS: Final = {
     "conv1d": "a convolution over a sequence",
@@ -42,13 +42,13 @@ OPTIMIZED_OPERATORS: Final = {
     "matmul": "a matrix product with weights",
     "attention": "softmax of the product of queries and keys, times values",
 }
-"""The operators that have optimized kernels for CPUs, and that a recipe can exempt (`kernels.plain`)."""
+"""Operators with optimized CPU kernels; a recipe can exclude them with `kernels.plain`."""
 
 
 class Dimension(NamedTuple):
-    """A size that each call of a library chooses. Its name is an identifier.
+    """A dynamic dimension, whose size may differ between calls. Its name is an identifier.
 
-    All sizes, `min` and `max` included, are multiples of `multiple_of`. Rules optimize for the largest of `tune_at`.
+    All sizes, including `min` and `max`, are multiples of `multiple_of`. Rules optimize for the largest of `tune_at`.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Dimension(NamedTuple):
 
     @property
     def range_text(self) -> str:
-        """The sizes that it can have, for messages.
+        """The valid sizes, for messages.
 
         >>> Dimension("seq", 8, 512, 8).range_text
         '8 to 512, multiples of 8'
@@ -90,17 +90,17 @@ class Dimension(NamedTuple):
         return self.min or self.multiple_of
 
     def find_problem(self, size: int) -> str:
-        """Return why it cannot have a size, or an empty string."""
+        """Return why a size is invalid, or an empty string."""
         if self.min <= size <= self.max and size % self.multiple_of == 0:
             return ""
         return f"the dimension {self.name} is {size}, and its sizes are {self.range_text}"
 
 
 class State(NamedTuple):
-    """A tensor that a call leaves for the next one: an input, and the output that replaces it.
+    """A tensor that is kept between calls: an input, and the output that becomes the input of the next call.
 
-    It grows along `axis`; None if each call replaces it. `initial` is its first content in base64, dense in C order;
-    empty for zeros.
+    With `axis`, each call appends the output along that axis; with None, the output replaces the input. `initial` is
+    the first content in base64, in C order; empty means zeros.
     """
 
     input: str
@@ -125,16 +125,16 @@ class State(NamedTuple):
         return next((entry for entry in Dimension.list_of(signature) if entry.name in names), None)
 
     def content(self, size: int) -> bytes:
-        """Return its content at the beginning, `size` bytes."""
+        """Return the initial content of `size` bytes."""
         return base64.b64decode(self.initial) or bytes(size)
 
 
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
-    With dynamic shapes, `shape` is the maximum shape, and `sizes` the symbolic one: integers and names of dimensions
-    for an input. The size of `bounded_axis` is data-dependent, with its upper bound in `shape`; all axes before it
-    have size 1.
+    With dynamic shapes, `shape` is the maximum shape, and `sizes` the symbolic shape; an input's sizes are integers and
+    names of dimensions. The size of `bounded_axis` is data-dependent, with its upper bound in `shape`; all axes before
+    that axis have size 1.
     """
 
     name: str
@@ -145,7 +145,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The size of all elements."""
+        """The total size in bytes."""
         bits = 8 if self.dtype == "bool" else int(self.dtype.lstrip("bfiloatun"))
         return math.prod(self.shape) * bits // 8
 
@@ -182,29 +182,29 @@ def shape_text(tensor: Json) -> str:
 
 
 class InputFile(NamedTuple):
-    """A file from outside the store that a stage reads; the key contains its content, not its path."""
+    """An external input file of a stage; the key contains its content, not its path."""
 
     role: str
     """The name by which the stage reads it."""
     path: str
-    """Its absolute path; empty before a download. After one, only planning reads it: a stage downloads it again."""
+    """The absolute path. For a file with a `url`, it is empty or a copy for planning; the stage downloads again."""
     where: str
     """The position in the recipe that names it (`file:line:column`), for errors."""
     url: str = ""
-    """The address to download it from. Such a file has a `sha256`, which the key uses."""
+    """The address of a download; such a file has a `sha256`, which the key uses."""
     sha256: str = ""
-    """The digest (hex) that the recipe expects; empty when it names none."""
+    """The digest (hex) that the recipe expects; empty if it has none."""
     sha256_where: str = ""
     sha256_field: str = "sha256"
     """The position of that digest in the recipe, and its field below `model`."""
     keyed: bool = True
     """False if the key already depends on another stage that reads this file."""
     folder: str = ""
-    """The folder of many files, whose paths in it end their roles: keys and reports have one digest for all."""
+    """The folder of a group of files. Roles end with the path inside it; the key has one digest for the group."""
 
 
 class Need(NamedTuple):
-    """Output files of another stage that a stage reads as `<stage>/<file>`; all if none are named."""
+    """Output files of another stage that a stage reads as `<stage>/<file>`; empty `files` means all."""
 
     stage: str
     stage_id: str
@@ -212,7 +212,7 @@ class Need(NamedTuple):
 
     @property
     def maker(self) -> str:
-        """The name of the stage that makes the files."""
+        """The name of the stage that produces the files."""
         return self.stage_id.partition(":")[2].partition("/")[0]
 
 
@@ -220,26 +220,27 @@ class RunTraits(NamedTuple):
     """The traits that a stage declares for the code that runs, locks and reports it."""
 
     measures: bool = False
-    """It measures time, with exclusive use of the device."""
+    """It measures time and needs the device exclusively."""
     searches: bool = False
-    """It chooses schedules by a search, whose result a locked run takes from the lock file."""
+    """It searches schedules; a locked run takes the result from the lock file."""
     uses_ledger: bool = False
     is_locked: bool = True
     """A lock file records its outputs, and a locked run must reproduce them."""
     is_gate: bool = False
-    """Nothing of its target is delivered before it has succeeded."""
+    """The files of its target are delivered only after it has succeeded."""
     unlocked_settings: tuple[str, ...] = ()
-    """Settings that only name the machine it ran on, which a lock file leaves out."""
+    """Settings that only name the machine it ran on; a lock file omits them."""
 
 
 class StageSpec(NamedTuple):
     """One stage of a plan: all parts of its key, except content that is not known yet.
 
-    Its id is `RECIPE:STAGE[/TARGET]`, with the name of a recipe or a variant, and without a target for a stage that
-    runs once for all. `version` is the stage's, settings are plain JSON, and `tools` the distributions that it uses.
-    `pinned` has `(file, sha256)` of its outputs in a locked run. The key excludes the traits, the device kinds that
-    it measures on, its memory limit (see `StageCall`), and the length of a search until its interim delivery (None:
-    no such delivery).
+    `id` is `RECIPE:STAGE[/TARGET]`; a stage that is shared by all targets has no target. `recipe` is the name of a
+    recipe or variant. `version` is the stage's version, `settings` are plain JSON, and `tools` are the distributions
+    that it uses. `pinned` has `(file, sha256)` of its outputs in a locked run.
+
+    The key excludes `traits`, `devices` (the kinds of devices that it measures on), `memory_bytes` (see `StageCall`),
+    and `deliver_every_s` (seconds of search between interim deliveries; None for no such delivery).
     """
 
     id: str
@@ -265,10 +266,10 @@ class StageSpec(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Files of one stage that are delivered to `dist/RECIPE/TARGET` after the stage `verified_by`.
+    """Files of one stage that are delivered to `dist/RECIPE/TARGET` after the stage `verified_by` succeeded.
 
-    `files` are pairs of a name in the artifact and in dist. `known_digests` are digests by name from a lock file, of
-    files in the store; the stage is then any of the target.
+    `files` are pairs of a name in the artifact and a name in dist. `known_digests` are (name, digest) pairs from a lock
+    file, for files that are in the store already; `stage_id` is then irrelevant.
     """
 
     recipe: str
@@ -279,14 +280,15 @@ class Delivery(NamedTuple):
     known_digests: tuple[tuple[str, str], ...] = ()
 
     def digests(self, artifacts: Mapping[str, "Artifact"]) -> dict[str, str]:
-        """Return the digest of each file by its name in the artifact, once the stage has a result."""
+        """Return the digest of each file by its name in the artifact; the stage must have a result."""
         return dict(self.known_digests) or artifacts[self.stage_id].digests(())
 
 
 class RecipeOrigin(NamedTuple):
-    """The sources of a planned recipe, for provenance, in no key; `locked` if a lock file is enforced.
+    """The sources of a planned recipe, for provenance only; keys exclude them.
 
-    `recipe` is the name of the recipe or of its variant. `targets` are all, with their parts, planned or not.
+    `recipe` is the name of the recipe or variant. `locked`: a lock file is enforced. `targets` has all targets and
+    their parts, also those not planned.
     """
 
     recipe: str
@@ -298,7 +300,7 @@ class RecipeOrigin(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All stages of a run in topological order, the deliveries when they are done, and whose they are."""
+    """All stages of a run in topological order, the files to deliver, and the sources of each recipe."""
 
     stages: tuple[StageSpec, ...]
     deliveries: tuple[Delivery, ...]
@@ -306,7 +308,7 @@ class Plan(NamedTuple):
 
 
 class StageKey(NamedTuple):
-    """The digest that names a result, and the pre-image that it is the digest of (for reasons)."""
+    """The digest that names a result, and its pre-image, which explains changes."""
 
     digest: str
     preimage: dict[str, Json]
@@ -321,14 +323,14 @@ class StoredFile(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """A published result: its key, its files, and the facts that reports show (never part of a key)."""
+    """A published result: its key, its files, and facts for reports, which are never part of a key."""
 
     key: str
     files: tuple[StoredFile, ...]
     facts: dict[str, Json]
 
     def digests(self, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the digest of each file in `names` by name; of all files when `names` is empty."""
+        """Return the digests of the files in `names`, or of all files if `names` is empty."""
         return {file.name: file.digest for file in self.files if not names or file.name in names}
 
 
@@ -344,11 +346,11 @@ class Decision(NamedTuple):
 class StageCall(NamedTuple):
     """The input of a worker. It crosses process boundaries as plain JSON.
 
-    `inputs` maps `<stage>/<file>` and `<role>` to read-only paths. `out` is an empty folder to fill; `work` survives
-    a kill, so that the stage can resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
-    A worker must refuse to run with other distributions than `tools`. `devices` are the kinds of the planning
-    machine's devices that it measures on. `memory_bytes` limits its memory: 0 for no limit, None for a share of the
-    machine's.
+    `inputs` maps `<stage>/<file>` and `<role>` to read-only paths. `out` is an empty folder for the outputs; `work`
+    survives a kill, so that the stage can resume; `ledger` is the folder of the trial ledger, `locks` the folder of
+    device locks. A worker must refuse to run if its distributions differ from `tools`. `devices` are the kinds of the
+    planning machine's devices that the stage measures on. `memory_bytes` is the memory limit: 0 for no limit, None for
+    a share of the machine's memory.
     """
 
     stage: str
@@ -366,7 +368,7 @@ class StageCall(NamedTuple):
 
 
 class StageResult(NamedTuple):
-    """The end of a stage. `message` and `fix` are empty when `outcome` is `ok`."""
+    """The result of a stage's execution. `message` and `fix` are empty if `outcome` is `ok`."""
 
     outcome: Literal["ok", "failed", "blocked", "rejected", "crashed", "timeout", "cancelled"]
     message: str = ""

@@ -1,8 +1,8 @@
-"""The version of tvmflow and its documentation. Imports nothing: it is part of an up-to-date run."""
+"""The version of tvmflow, and addresses of its documentation. Imports nothing, for fast up-to-date runs."""
 
 VERSION = "0.1.0"
 
-# An installed package has no `docs` folder that a message could name.
+# Messages use web addresses because an installed package has no `docs` folder.
 _PAGES = "https://github.com/tvmflow/tvmflow/blob/main/docs"
 _FILES = "https://raw.githubusercontent.com/tvmflow/tvmflow/main/docs"
 
@@ -13,5 +13,5 @@ def page_url(name: str) -> str:
 
 
 def schema_url(name: str) -> str:
-    """Return the address of a JSON Schema, such as `recipe` for docs/recipe.schema.json; its `$id`, too."""
+    """Return the address and `$id` of a JSON Schema, such as `recipe` for docs/recipe.schema.json."""
     return f"{_FILES}/{name}.schema.json"
