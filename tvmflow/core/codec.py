@@ -1,4 +1,4 @@
-"""Typed values from JSON, and back. Unknown fields are dropped, because other versions may have written them."""
+"""Typed values from JSON, and back; unknown fields, as of other versions, are dropped."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
 def open_lock_file(
     path: str | os.PathLike[str], *, mode: int = 0o666, folder: int | None = None
 ) -> int:
-    """Open the lock file at `path`, and create it if missing; return its descriptor. The folder must exist.
+    """Open the lock file at `path`, or create it; return its descriptor.
 
-    The umask decides whether other users of a shared folder can lock the file. With the descriptor of its `folder`, a
+    The folder must exist. The umask decides whether other users of a shared folder can lock the file. With the descriptor of its `folder`, a
     symbolic link is refused.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -120,7 +120,7 @@ def held(
 
 
 def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
-    """Wait in a thread, because no signal ends a blocking `flock`; polling would lose the place in the queue."""
+    """Wait in a thread: no signal ends a blocking `flock`, and polling would lose the place in the queue."""
     # A duplicate shares the lock, and stays open if the wait is given up.
     copy = os.dup(descriptor)
     errors: list[OSError] = []

@@ -214,7 +214,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 
 
 def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
-    """Return one sha256 (hex) of the names and contents of files, cached by timestamps; order is irrelevant."""
+    """Return one sha256 (hex) of the names and contents of files in any order, cached by timestamps."""
     stamped = []
     for path in paths:
         status = os.stat(path)

@@ -1,4 +1,4 @@
-"""Memory limits: the machine's memory, the use of processes, and a watch that stops processes above a limit.
+"""Memory limits: memory of the machine and of processes, and a watch that enforces limits.
 
 Resident memory counts, not address space: TVM and the CUDA driver map far more than they use, so that a limit of the
 address space (RLIMIT_AS) would end programs that fit.
@@ -99,9 +99,10 @@ def _proportional_bytes(pid: int, resident: int) -> int:
 
 
 class MemoryExcess(NamedTuple):
-    """A worker above its memory limit; with `is_shared`, the largest worker when all exceeded the shared limit.
+    """A worker above its memory limit, in bytes.
 
-    If `is_stopped` is false, one of its child processes was stopped instead.
+    With `is_shared`, all workers together exceeded the shared limit, and this is the largest. If `is_stopped` is false,
+    one of its child processes was stopped instead.
     """
 
     used: int
@@ -121,7 +122,7 @@ class MemoryExcess(NamedTuple):
 
 
 class MemoryWatch:
-    """A watch that stops workers, or their descendants, above their own limit or the machine's shared limit."""
+    """A watch that stops workers, or their descendants, above their own limit or the shared limit."""
 
     def __init__(self, shared_limit: int | None = None) -> None:
         self._shared_limit = shared_limit

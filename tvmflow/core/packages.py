@@ -202,7 +202,7 @@ def _find_distribution(distribution: str) -> Package:
 
 
 def _find_owners(folder: str, distribution: str, module: str) -> list[tuple[str, str, str]]:
-    """Return name, version and RECORD of each distribution that installed the module, the best match first.
+    """Return name, version and RECORD of each distribution that installed the module, best match first.
 
     Of two versions that an interrupted installation left, the later one is first.
     """

@@ -127,7 +127,7 @@ OWN_GROUPS = "/proc/self/cgroup"
 
 
 def list_groups(controller: str, own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> Iterator[str]:
-    """Yield the folders of this process's control groups with a controller (`cpu`, `memory`), outermost first.
+    """Yield this process's cgroup folders for a controller (`cpu`, `memory`), outermost first.
 
     The file `own` lists the groups, which are mounted at `root`. In a container, listed paths may be the host's, and
     `root` is then the container's own group.

@@ -23,7 +23,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 def read_table(
     path: str, content: bytes, prefix: tuple[str, ...], defaults: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return the settings in the table at `prefix`, or None if it is missing; `defaults` lists valid settings."""
+    """Return the settings in the table at `prefix`, or None; `defaults` lists valid settings."""
     try:
         text = content.decode()
         table: Any = tomllib.loads(text)

@@ -66,7 +66,7 @@ class PrivateKey(NamedTuple):
 
 
 def generate_key(path: Path) -> PublicKey:
-    """Generate a key pair: the private key in `path`, readable by its owner only, the public key in `path.pub`."""
+    """Generate a key pair: the private key in `path`, for its owner only, the public key in `path.pub`."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

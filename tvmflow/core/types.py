@@ -97,7 +97,7 @@ class Dimension(NamedTuple):
 
 
 class State(NamedTuple):
-    """A tensor that is kept between calls: an input, and the output that becomes the input of the next call.
+    """A tensor that is kept between calls: an output that is an input of the next call.
 
     With `axis`, each call appends the output along that axis; with None, the output replaces the input. `initial` is
     the first content in base64, in C order; empty means zeros.
@@ -266,7 +266,7 @@ class StageSpec(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Files of one stage that are delivered to `dist/RECIPE/TARGET` after the stage `verified_by` succeeded.
+    """Files of one stage, delivered to `dist/RECIPE/TARGET` after the stage `verified_by` succeeded.
 
     `files` are pairs of a name in the artifact and a name in dist. `known_digests` are (name, digest) pairs from a lock
     file, for files that are in the store already; `stage_id` is then irrelevant.

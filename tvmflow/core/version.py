@@ -1,4 +1,4 @@
-"""The version of tvmflow, and addresses of its documentation. Imports nothing, for fast up-to-date runs."""
+"""The version of tvmflow, and addresses of its documentation. Imports nothing, for fast runs."""
 
 VERSION = "0.1.0"
 
