@@ -43,7 +43,7 @@ from tvmflow.frontends.onnx._expressions import (
 )
 from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.graph import resize
-from tvmflow.graph.ir import OPAQUE, dtype_of
+from tvmflow.graph.ir import OPAQUE, constant_array, dtype_of
 from tvmflow.graph.ir_operators import (
     SELECTED_COLUMNS,
     BlockQuantizedOperands,
@@ -413,6 +413,18 @@ def convert_one_hot(node: NodeToConvert) -> Any:
     from_end = relax.op.add(wide, relax.const(count, "int64"))
     wide = relax.op.where(relax.op.less(wide, relax.const(0, "int64")), from_end, wide)
     return relax.op.where(relax.op.equal(wide, count_along(axis, count, rank)), on, off)
+
+
+def convert_tile(node: NodeToConvert) -> Any:
+    """Return repeated data; repeats of axes of size 1 are a broadcast, which kernels read without a copy."""
+    data, counts = node.inputs[0], constant_array(node.inputs[1])
+    if counts is None or not are_tensors([data]) or counts.size != len(list_sizes(data)):
+        return node.by_tvm()
+    pairs = list(zip(list_sizes(data), map(int, counts), strict=True))
+    if any(count < 1 or (count > 1 and size != 1) for size, count in pairs):
+        return node.by_tvm()
+    shape = [count if count > 1 else size for size, count in pairs]
+    return relax.op.broadcast_to(data, relax.ShapeExpr(shape))
 
 
 def convert_col2im(node: NodeToConvert) -> Any:

@@ -335,7 +335,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "Swish": Operator(arithmetic.convert_swish),
     "Tanh": Operator(rewrite=rewrites.rewrite_tanh),
     "ThresholdedRelu": Operator(arithmetic.convert_thresholded_relu, parameters=(1,)),
-    "Tile": Operator(follow=rules.follow_tile),
+    "Tile": Operator(converters.convert_tile, follow=rules.follow_tile),
     "TopK": Operator(
         arithmetic.convert_top_k,
         rewrites.rewrite_top_k,

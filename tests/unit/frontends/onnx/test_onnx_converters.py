@@ -118,6 +118,18 @@ CASES: dict[str, Any] = {
     "power of integers": lambda: single(
         "Pow", {"x": np.array([3, -7, 2], np.int32)}, {"y": np.array([3, 5, 20], INT)}
     ),
+    "squares": lambda: single("Pow", {"x": SIGNS}, {"y": np.array([2.0], F)}),
+    "cubes": lambda: single("Pow", {"x": draw(3, 5)}, {"y": np.array(3, INT)}),
+    "square of a scalar in two axes": lambda: single(
+        "Pow", {"x": np.array(3.0, F)}, {"y": np.full((1, 1), 2.0, F)}
+    ),
+    "square roots": lambda: single("Pow", {"x": SIGNS[[1, 3, 4]]}, {"y": np.array(0.5, F)}),
+    "repeats of one row": lambda: single(
+        "Tile", {"x": draw(1, 3, 1)}, {"n": np.array([2, 1, 4], INT)}
+    ),
+    "repeats of two rows": lambda: single(
+        "Tile", {"x": draw(1, 3, 2)}, {"n": np.array([2, 2, 1], INT)}
+    ),
     "where a row of zeros is largest": lambda: single(
         "ArgMax", {"x": np.zeros((2, 4), np.uint8)}, axis=1
     ),
