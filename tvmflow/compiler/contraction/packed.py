@@ -165,6 +165,8 @@ class Product(NamedTuple):
         tile_rows: The rows of a tile.
         factors: The terms whose left multiplicands are lanes of one vector; 1 if each multiplicand is loaded alone.
         stride: The distance between rows of the result, in elements; None if they are contiguous.
+        packed_depth: The length of the packed columns, of which the matmul reads the first `depth` terms; None if it
+            reads all.
     """
 
     rows: IrSize
@@ -173,6 +175,7 @@ class Product(NamedTuple):
     tile_rows: int
     factors: int = 1
     stride: IrSize | None = None
+    packed_depth: IrSize | None = None
 
     def emit(self, left: Element, packed: Any, base: Any, result: Any) -> None:
         """Emit the matmul with the matrix that `pack` has written at `base`."""
@@ -221,7 +224,8 @@ class Product(NamedTuple):
         def offset_of(tile_row: Any, column: Any) -> Any:
             return (row + tile_row) * stride + start + column
 
-        tile, width = base + start * self.depth, vectors * self.columns.lanes
+        length = self.depth if self.packed_depth is None else self.packed_depth
+        tile, width = base + start * length, vectors * self.columns.lanes
         sums = Accumulators.allocate(self.tile_rows, vectors, self.columns.lanes)
         for index, tile_row, column in sums.iterate():
             initial = T.float32(0)

@@ -152,6 +152,8 @@ class _Emitter:
 _MAX_DIRECT_QUERIES: Final = 4
 # The most heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
+# An addend of a score from which on its weight is 0: masks have -∞, or the lowest numbers.
+_HIDDEN: Final = -1e30
 # The keys that a core scores at a time if keys are divided among cores.
 _KEYS_PER_PART: Final = 128
 
@@ -188,6 +190,16 @@ class _CpuEmitter(_Emitter):
         # groups of queries share keys and values
         repeats = [operand.matrices.repeats for operand in attention.operands[1:3]]
         self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
+        self._mask = self._find_mask() if is_dynamic(attention.keys) else None
+
+    def _find_mask(self) -> int | None:
+        """Return the position of a mask that is added to the scores, with an element for each query and key."""
+        for step in self._attention.steps[-1:]:
+            for position in step.operands if step.function is tirx.Add else ():
+                matrices = None if position is None else self._attention.operands[position].matrices
+                if matrices is not None and matrices.row != 0 and matrices.column == 1:
+                    return position
+        return None
 
     def emit(self) -> tvm.tirx.PrimFunc:
         a = self._attention
@@ -220,9 +232,10 @@ class _CpuEmitter(_Emitter):
             pack(source, is_contiguous, depth, columns, target, slot * size)
 
     def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
+        first = block * self._rows
+        keys = self._count_visible_keys(matrix, first)
         a, rows, stride = self._attention, self._rows, self._score_stride
-        keys, values = packed
-        first = block * rows
+        packed_keys, packed_values = packed
         sizes = (rows * a.depth, rows * stride, rows, rows * self._values.padded)
         queries, scores, totals, result = map(allocate, sizes)
         self._copy_queries(matrix, first, queries)
@@ -233,32 +246,69 @@ class _CpuEmitter(_Emitter):
         product = Product(
             rows=count(self._key_rows),
             depth=a.depth,
-            columns=self._keys,
+            columns=self._keys._replace(size=keys),
             tile_rows=self._key_rows,
             factors=max(1, self._cpu.multiplicand_lanes),
             stride=stride,
         )
         base = slot * self._key_size
-        product.emit(lambda row, k: queries[row * a.depth + k], keys, base, scores)
+        product.emit(lambda row, k: queries[row * a.depth + k], packed_keys, base, scores)
         mixed = count(self._value_rows)
 
         def end_rows(tail: IrSize) -> None:
             with T.serial(mixed) as row:
-                self._end_row(matrix, self._clamp(first + row), row, tail, scores)
+                self._end_row(matrix, self._clamp(first + row), row, keys, tail, scores)
 
         # before all rows, since reading a vector shortly after a part of it was written is slow
-        self._emit_tail(end_rows)
+        self._emit_tail(keys, end_rows)
         with T.serial(mixed) as row:
-            self._softmax(matrix, self._clamp(first + row), row, scores, totals)
+            self._softmax(matrix, self._clamp(first + row), row, keys, scores, totals)
         product = product._replace(
-            rows=mixed, depth=a.keys, columns=self._values, tile_rows=self._value_rows, stride=None
+            rows=mixed,
+            depth=keys,
+            columns=self._values,
+            tile_rows=self._value_rows,
+            stride=None,
+            packed_depth=a.keys,
         )
         base = slot * self._value_size
-        product.emit(lambda row, k: scores[row * stride + k], values, base, result)
+        product.emit(lambda row, k: scores[row * stride + k], packed_values, base, result)
         with T.serial(rows) as row, when(self._is_whole or first + row < a.queries):
             for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
                 value = result[row * self._values.padded + column] / totals[row]
                 self._out[a.out.offset_of(matrix, first + row, column)] = value
+
+    def _count_visible_keys(self, matrix: Any, first: Any) -> IrSize:
+        """Emit the search for the last key that a block of queries sees; return how many to score.
+
+        The mask hides later keys, so that their weights are 0. A query that sees no key has weights for all keys.
+        """
+        a, lanes = self._attention, self._lanes
+        if self._mask is None:
+            return a.keys
+        mask, keys = self._load(self._mask, matrix), tirx.Cast("int32", a.keys)
+        visible, seen = (allocate_registers(n, dtype="int32") for n in (1, lanes))
+        visible[0] = T.int32(0)
+        with T.serial(self._rows) as row:
+            query = self._clamp(first + row)
+
+            def note(key: Any, lane: Any) -> None:
+                number = tirx.Cast("int32", key) + 1
+                is_hidden = mask(query, key) <= T.float32(_HIDDEN)
+                seen[lane] = tirx.Select(is_hidden, seen[lane], number)
+
+            with T.vectorized(lanes) as lane:
+                seen[lane] = T.int32(0)
+            with T.serial(a.keys // lanes) as piece, T.vectorized(lanes) as lane:
+                note(piece * lanes + lane, lane)
+            with T.serial(a.keys % lanes) as tail:
+                note(a.keys // lanes * lanes + tail, 0)
+            reduce_lanes(seen, tirx.max, lanes)
+            seen[0] = tirx.Select(seen[0] > 0, seen[0], keys)
+            visible[0] = tirx.max(visible[0], seen[0])
+        tile = self._keys.vectors * lanes
+        count = tirx.min(divide_up(visible[0], tile) * tile, keys)
+        return T.Bind(tirx.Cast(a.keys.ty.dtype, count))
 
     @property
     def _is_whole(self) -> bool:
@@ -279,17 +329,20 @@ class _CpuEmitter(_Emitter):
                 value = self._scale(source(self._clamp(first + row), column))
                 queries[row * a.depth + column] = value
 
-    def _softmax(self, matrix: Any, query: Any, row: Any, scores: Any, totals: Any) -> None:
+    def _softmax(
+        self, matrix: Any, query: Any, row: Any, keys: IrSize, scores: Any, totals: Any
+    ) -> None:
         """Emit the steps on whole vectors of a row of scores, the exponentials, and their total."""
         a, base = self._attention, row * self._score_stride
         # several vectors of exponentials are computed at once
         wide = self._lanes * FUNCTION_VECTORS
-        lanes = self._lanes if is_dynamic(a.keys) or a.keys < wide else wide
+        lanes = self._lanes if is_dynamic(keys) or keys < wide else wide
         largest, total = allocate_registers(lanes), allocate_registers(lanes)
         with T.vectorized(lanes) as lane:
             largest[lane] = tirx.min_value(FLOAT)
             total[lane] = T.float32(0)
-        whole = a.keys // self._lanes * self._lanes
+        whole = keys // self._lanes * self._lanes
+        padded = self._keys._replace(size=keys).padded
 
         def keep_tail(_: IrSize) -> None:
             with T.vectorized(self._lanes) as lane:
@@ -302,9 +355,9 @@ class _CpuEmitter(_Emitter):
                     score = self._apply_steps(matrix, query, start + lane, scores[position])
                     scores[position] = score
                 largest[lane] = tirx.max(largest[lane], scores[position])
-        self._emit_tail(keep_tail)
+        self._emit_tail(keys, keep_tail)
         reduce_lanes(largest, tirx.max, lanes)
-        for start, count in self._iterate_vectors(self._keys.padded, lanes):
+        for start, count in self._iterate_vectors(padded, lanes):
             with T.vectorized(count) as lane:
                 position = base + start + lane
                 scores[position] = self._exponential(scores[position] - largest[0])
@@ -314,7 +367,7 @@ class _CpuEmitter(_Emitter):
         if a.replacement is not None:
             # the total is NaN, or 0 where all scores are -∞
             with when(tirx.Not(totals[row] > 0)):
-                for start, count in self._iterate_vectors(self._keys.padded, lanes):
+                for start, count in self._iterate_vectors(padded, lanes):
                     with T.vectorized(count) as lane:
                         scores[base + start + lane] = self._load_scalar(a.replacement)
                 totals[row] = T.float32(1)
@@ -329,16 +382,18 @@ class _CpuEmitter(_Emitter):
             for inner, lanes in iterate_pieces(count, wide if count == wide else self._lanes):
                 yield start + inner, lanes
 
-    def _emit_tail(self, emit: Callable[[IrSize], None]) -> None:
+    def _emit_tail(self, keys: IrSize, emit: Callable[[IrSize], None]) -> None:
         """Emit the statements for the tail of keys, if there is one; `emit` takes its length."""
-        tail = self._attention.keys % self._lanes
+        tail = keys % self._lanes
         if is_dynamic(tail) or tail:
             with when(not is_dynamic(tail) or tail > 0):
                 emit(tail)
 
-    def _end_row(self, matrix: Any, query: Any, row: Any, tail: IrSize, scores: Any) -> None:
+    def _end_row(
+        self, matrix: Any, query: Any, row: Any, keys: IrSize, tail: IrSize, scores: Any
+    ) -> None:
         """Emit the steps on the scores of the tail, and -∞ for the remaining lanes of its vector."""
-        a, key = self._attention, self._attention.keys - tail
+        a, key = self._attention, keys - tail
         position = row * self._score_stride + key
         if a.steps:
             # masks end with the keys, so no whole vector of them can be read
@@ -437,9 +492,12 @@ class _CpuEmitter(_Emitter):
 
     def _weigh(self, rows: _Rows, row: Any) -> None:
         """Emit the softmax weights of a row of scores, and their total."""
-        matrix, position = rows.matrix + row, rows.first + row
-        self._emit_tail(lambda tail: self._end_row(matrix, rows.query, position, tail, rows.scores))
-        self._softmax(matrix, rows.query, position, rows.scores, rows.totals)
+        matrix, position, keys = rows.matrix + row, rows.first + row, self._attention.keys
+        self._emit_tail(
+            keys,
+            lambda tail: self._end_row(matrix, rows.query, position, keys, tail, rows.scores),
+        )
+        self._softmax(matrix, rows.query, position, keys, rows.scores, rows.totals)
 
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
         """Emit some columns of the matmul of weights and values."""

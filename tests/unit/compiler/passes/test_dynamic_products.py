@@ -105,6 +105,36 @@ def test_attention_of_one_dynamic_length() -> None:
     network.agrees(attend, [{"seq": seq} for seq in LENGTHS])
 
 
+@pytest.mark.parametrize("hidden", [-np.inf, np.finfo(np.float32).min, -1e9])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_keys_that_a_mask_hides_are_not_read(mcpu: str, hidden: float) -> None:
+    """Values of keys that no query sees are NaN; a query that sees none has equal weights, or NaN."""
+    keys, width = Dimension("keys", 1, 600), HEADS * DEPTH
+    inputs = {
+        "q": Input((1, "seq", width)),
+        "k": Input((1, "keys", width)),
+        "v": Input((1, "keys", width)),
+        "mask": Input(("seq", "keys")),
+    }
+    run = make_attention(inputs, (SEQ, keys)).compile(level(mcpu))
+    rng = np.random.default_rng(0)
+    for queries, past, unseen, blind in [(37, 0, 0, ()), (40, 90, 401, ()), (24, 3, 300, (7, 23))]:
+        seen = past + queries
+        q, k, v = (
+            rng.standard_normal((1, length, width), dtype=np.float32)
+            for length in (queries, seen + unseen, seen + unseen)
+        )
+        positions = np.arange(seen + unseen)[None]
+        mask = np.where(positions <= np.arange(past, seen)[:, None], 0, hidden).astype(np.float32)
+        mask[list(blind)] = hidden
+        with np.errstate(invalid="ignore"):
+            expected = attend(q, k, v, mask)
+        if hidden < -1e30 and not blind:
+            v[:, seen + 192 :] = np.nan
+        (actual,) = run(q=q, k=k, v=v, mask=mask)
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
 def test_few_queries_of_grouped_heads_read_keys_where_they_are(mcpu: str, groups: int) -> None:
