@@ -1,0 +1,384 @@
+"""Times a language model with its KV cache: prefill and decode, beside ONNX Runtime, OpenVINO and llama.cpp.
+
+    python benchmarks/decode.py FOLDER [--sizes 30,120] [--weights float32,int8,int4] [--threads 1]
+                                [--lengths 16,512,2048,8192] [--peers ...] [--llama FOLDER]
+
+Llamas with random weights are written to FOLDER (`_llama.py`) and built untuned. Each runtime takes a step of one token
+after a cache of each length, and a prefill of 512 tokens from an empty cache, and forgets the new tokens again; all in
+one process, interleaved. Figures are the least CPU time of the process with one thread, else the least time, in ms.
+The last column is tvmflow relative to the fastest peer (below 1: faster).
+
+ONNX Runtime runs the model as frameworks export it, with IO binding, and fused (`GroupQueryAttention`, whose cache is
+appended to in place). OpenVINO's model is stateful. llama.cpp runs where `--llama` is the folder of its build (with
+`include/` and `ggml/include/` beside it) and `gguf` is installed; its cache is float32, too, and `llama.cpp f16` has its default.
+Before all, the bandwidth of reading memory is measured: a step cannot take less time than reading all weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from _llama import SIZES, Llama, make_gguf, make_onnx, state_names
+
+PREFILL: Final = 512
+_LIMIT: Final = 8192 + PREFILL
+_MOST_SECONDS: Final = 6.0
+_MOST_ROUNDS: Final = 40
+_HERE: Final = Path(__file__).parent
+
+Step = Callable[[Any], Any]
+"""Computes the logits after some tokens."""
+
+
+class Runtime:
+    """A model in one runtime: `step` takes new tokens after the cached ones, `truncate` forgets some."""
+
+    def __init__(self, step: Step, truncate: Callable[[int], None]) -> None:
+        self.step = step
+        self.truncate = truncate
+
+
+# ---------------------------------------------------------------- runtimes
+
+
+def open_tvmflow(path: Path, model: Llama, weights: str, threads: int) -> Runtime:
+    """Build the model untuned, and open a session."""
+    import tvmflow
+
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    name = path.stem.replace("_", "-")
+    shape = f"[1, {model.cached_heads}, past, {model.depth}]"
+    states = "".join(f"\n  past_key_values.{n}: {{shape: {shape}}}" for n in state_names(model))
+    recipe = path.with_name(f"{name}.yaml")
+    recipe.write_text(
+        f"""\
+recipe: 1
+name: {name}
+model: {{onnx: {path.name}}}
+dimensions:
+  seq: {{max: {PREFILL}, tune_at: [1]}}
+  past: {{min: 0, max: {_LIMIT - PREFILL}}}
+inputs:
+  input_ids: {{shape: [1, seq], range: [0, {model.words - 1}]}}
+  position_ids: {{shape: [1, seq], range: [0, {_LIMIT - 1}]}}{states}
+state: {{past_key_values.*: present.*}}
+targets: [host]
+tune: {{trials: 0}}
+verify: {{against: none}}
+outputs: [bundle]
+"""
+    )
+    command = ["tvmflow", "run", recipe.name, "--store", "store"]
+    log = path.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(command, cwd=path.parent, stdout=file, stderr=file, check=False)
+    if done.returncode:
+        raise RuntimeError(f"tvmflow run failed: see {log}")
+    session = tvmflow.load(str(path.parent / f"dist/{name}/host/{name}.tvmflow")).session()
+
+    def step(tokens: Any) -> Any:
+        positions = np.arange(session.length, session.length + len(tokens))[None]
+        return session.run({"input_ids": tokens[None], "position_ids": positions})["logits"]
+
+    return Runtime(step, session.truncate)
+
+
+def open_onnxruntime(path: Path, model: Llama, threads: int, *, fused: bool) -> Runtime:
+    """Open ONNX Runtime with IO binding: the new cache of a step is the cache of the next one.
+
+    Without the fused operator, a step reads one set of arrays and writes the other.
+    """
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    names = state_names(model)
+    size = model.cached_heads * model.depth * _LIMIT
+    caches = [[np.zeros(size, np.float32) for _ in names] for _ in range(1 if fused else 2)]
+    length, turn = 0, 0
+    logits = np.empty((1, 1, model.words), np.float32)
+
+    def step(tokens: Any) -> Any:
+        nonlocal length, turn
+        total = length + len(tokens)
+        binding = session.io_binding()
+        binding.bind_cpu_input("input_ids", tokens[None])
+        if fused:
+            binding.bind_cpu_input("seqlens_k", np.full((1, 1), total - 1, np.int32))
+            binding.bind_cpu_input("total_sequence_length", np.full(1, total, np.int32))
+        else:
+            binding.bind_cpu_input("position_ids", np.arange(length, total)[None])
+        ends = (_LIMIT, _LIMIT) if fused else (length, total)
+        for place, name in enumerate(names):
+            source, target = caches[turn][place], caches[turn - 1][place]
+            shapes = [(1, model.cached_heads, end, model.depth) for end in ends]
+            pointers = (source.ctypes.data, target.ctypes.data)
+            binding.bind_input(
+                f"past_key_values.{name}", "cpu", 0, np.float32, shapes[0], pointers[0]
+            )
+            binding.bind_output(f"present.{name}", "cpu", 0, np.float32, shapes[1], pointers[1])
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        session.run_with_iobinding(binding)
+        length, turn = total, turn if fused else 1 - turn
+        return logits
+
+    def truncate(to: int) -> None:
+        nonlocal length, turn
+        if length > to and not fused:
+            # the arrays before the last step have the past as it was
+            turn = 1 - turn
+        length = to
+
+    return Runtime(step, truncate)
+
+
+def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
+    """Open OpenVINO with a stateful model, whose states are read through `beam_idx` so that attention is fused."""
+    import openvino
+    from openvino import opset13 as op
+    from openvino.passes import MakeStateful, Manager
+
+    core = openvino.Core()
+    network = core.read_model(path)
+    parameters = {item.get_any_name(): item for item in network.inputs}
+    beam = op.parameter([1], np.int32, name="beam_idx")
+    beam.output(0).get_tensor().set_names({"beam_idx"})
+    pairs = {f"past_key_values.{name}": f"present.{name}" for name in state_names(model)}
+    for name in pairs:
+        node = parameters[name].get_node()
+        users = list(node.output(0).get_target_inputs())
+        gathered = op.gather(node, beam, op.constant(0, dtype=np.int64))
+        for user in users:
+            user.replace_source_output(gathered.output(0))
+    network.add_parameters([beam])
+    network.validate_nodes_and_infer_types()
+    manager = Manager()
+    manager.register_pass(MakeStateful(pairs))
+    manager.run_passes(network)
+    empty = [1, model.cached_heads, 0, model.depth]
+    for node in network.get_ops():
+        if node.get_type_name() == "ReadValue":
+            shape = op.constant(np.array(empty, np.int64))
+            node.set_arguments([op.broadcast(op.constant(0.0, dtype=np.float32), shape)])
+    network.validate_nodes_and_infer_types()
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+    }
+    compiled = core.compile_model(network, "CPU", settings)
+    kinds = {
+        node.get_rt_info()["layerType"].value for node in compiled.get_runtime_model().get_ops()
+    }
+    if not any("ScaledDot" in str(kind) for kind in kinds):
+        print("OpenVINO does not fuse attention here")
+    request = compiled.create_infer_request()
+    length = 0
+
+    def step(tokens: Any) -> Any:
+        nonlocal length
+        feed = {
+            "input_ids": tokens[None],
+            "position_ids": np.arange(length, length + len(tokens))[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        length += len(tokens)
+        return request.infer(feed, share_inputs=True, share_outputs=True)["logits"]
+
+    def truncate(to: int) -> None:
+        nonlocal length
+        # setting a state copies it, outside of what is timed
+        for state in request.query_state():
+            if to == 0:
+                state.reset()
+            else:
+                state.state = openvino.Tensor(np.array(state.state.data[:, :, :to]))
+        length = to
+
+    return Runtime(step, truncate)
+
+
+def open_llama(path: Path, library: ctypes.CDLL, threads: int, *, is_float32: bool) -> Runtime:
+    """Open llama.cpp by the functions of `latency/llama.c`."""
+    context = library.bench_open(str(path).encode(), threads, _LIMIT, int(is_float32))
+    if not context:
+        raise RuntimeError(f"llama.cpp cannot read {path}")
+
+    def step(tokens: Any) -> Any:
+        given = np.ascontiguousarray(tokens, np.int32)
+        result = library.bench_step(context, given.ctypes.data, len(given))
+        if not result:
+            raise RuntimeError("llama.cpp failed")
+        return result
+
+    return Runtime(step, lambda length: library.bench_truncate(context, length))
+
+
+def compile_llama(folder: Path, build: Path) -> ctypes.CDLL:
+    """Compile and load the interface to the libllama of a build folder of llama.cpp."""
+    target, source = folder / "llama.so", build.parent
+    libraries = {path.name: path.parent for path in build.rglob("lib*.so")}
+    flags = [f"-L{where}" for where in set(libraries.values())]
+    flags += [f"-Wl,-rpath,{where}" for where in set(libraries.values())]
+    includes = [f"-I{source / 'include'}", f"-I{source / 'ggml/include'}"]
+    command = ["cc", "-O2", "-shared", "-fPIC", *includes, str(_HERE / "latency/llama.c")]
+    subprocess.run(
+        [*command, *flags, "-lllama", "-lggml", "-lggml-base", "-o", str(target)], check=True
+    )
+    library = ctypes.CDLL(str(target))
+    library.bench_open.restype = library.bench_step.restype = ctypes.c_void_p
+    library.bench_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    library.bench_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    library.bench_truncate.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    return library
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def measure_bandwidth() -> float:
+    """Return the bytes per second at which one thread reads memory beyond the last cache."""
+    data = np.ones(1 << 27, np.float32)
+    best = float("inf")
+    for _ in range(8):
+        began = time.perf_counter()
+        np.dot(data, data)
+        best = min(best, time.perf_counter() - began)
+    return data.nbytes / best
+
+
+def open_all(folder: Path, size: int, weights: str, args: argparse.Namespace) -> dict[str, Runtime]:
+    """Write the files of a model, and open it in each runtime that is there; a failure is printed."""
+    model = SIZES[size]
+    plain, fused = (folder / f"llama-{size}-{weights}{end}.onnx" for end in ("", "-fused"))
+    gguf = plain.with_suffix(".gguf")
+    if not plain.exists():
+        make_onnx(model, weights, plain)
+    runtimes = {"tvmflow": open_tvmflow(plain, model, weights, args.threads)}
+
+    def open_fused() -> Runtime:
+        if not fused.exists():
+            make_onnx(model, weights, fused, fused=True)
+        return open_onnxruntime(fused, model, args.threads, fused=True)
+
+    def open_gguf(*, is_float32: bool) -> Runtime:
+        if not gguf.exists():
+            make_gguf(model, weights, gguf)
+        library = compile_llama(folder, args.llama)
+        return open_llama(gguf, library, args.threads, is_float32=is_float32)
+
+    peers: Mapping[str, Callable[[], Runtime]] = {
+        "ONNX Runtime": lambda: open_onnxruntime(plain, model, args.threads, fused=False),
+        "fused": open_fused,
+        "OpenVINO": lambda: open_openvino(plain, model, args.threads),
+        "llama.cpp": lambda: open_gguf(is_float32=True),
+        "llama.cpp f16": lambda: open_gguf(is_float32=False),
+    }
+    for name, opening in peers.items():
+        if (args.peers and name not in args.peers) or ("llama" in name and not args.llama):
+            continue
+        try:
+            runtimes[name] = opening()
+        except Exception as error:
+            print(f"{name}: {str(error).splitlines()[0][:150] if str(error) else error!r}")
+    return runtimes
+
+
+def time_steps(
+    runtimes: Mapping[str, Runtime], length: int, count: int, words: int, threads: int
+) -> dict[str, float]:
+    """Return the least seconds of a step with `count` tokens after `length` cached ones, by runtime."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    random = np.random.default_rng(length)
+    tokens = random.integers(0, words, length + count)
+    for runtime in runtimes.values():
+        runtime.truncate(0)
+        for start in range(0, length, PREFILL):
+            runtime.step(tokens[start : min(start + PREFILL, length)])
+    best = dict.fromkeys(runtimes, float("inf"))
+    began, rounds = time.monotonic(), 0
+    limit = _MOST_SECONDS * len(runtimes)
+    while rounds < 3 or (rounds < _MOST_ROUNDS and time.monotonic() - began < limit):
+        for name, runtime in runtimes.items():
+            start = clock()
+            runtime.step(tokens[length:])
+            best[name] = min(best[name], clock() - start)
+            runtime.truncate(length)
+        rounds += 1
+    return best
+
+
+def show_errors(runtimes: Mapping[str, Runtime], model: Llama) -> None:
+    """Print how far the logits of other runtimes are from those of tvmflow after some steps."""
+    tokens = np.random.default_rng(1).integers(0, model.words, 40)
+    made: dict[str, Any] = {}
+    for name, runtime in runtimes.items():
+        runtime.truncate(0)
+        runtime.step(tokens[:32])
+        for place in range(32, 40):
+            logits = runtime.step(tokens[place : place + 1])
+        if isinstance(logits, int):
+            pointer = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+            logits = np.ctypeslib.as_array(pointer, (model.words,))
+        made[name] = np.array(logits).ravel()
+        runtime.truncate(0)
+    ours = made["tvmflow"]
+    errors = {
+        name: np.abs(logits - ours).max() / np.abs(ours).max() for name, logits in made.items()
+    }
+    print("differences: " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+
+
+def main() -> None:
+    """Print a table for each model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sizes", default="30,120")
+    parser.add_argument("--weights", default="float32,int8,int4")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lengths", default="16,512,2048,8192")
+    parser.add_argument("--peers", nargs="*")
+    parser.add_argument("--llama", type=Path, help="the build folder of llama.cpp")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    bandwidth = measure_bandwidth()
+    print(f"one thread reads {bandwidth / 1e9:.1f} GB/s")
+    for size in map(int, args.sizes.split(",")):
+        for weights in args.weights.split(","):
+            model = SIZES[size]
+            runtimes = open_all(args.folder, size, weights, args)
+            print(
+                f"\n{model.parameters / 1e6:.0f} million weights, {weights}, {args.threads} thread(s)"
+            )
+            show_errors(runtimes, model)
+            print(
+                f"{'cache':>6} {'new':>4}"
+                + "".join(f"{name:>14}" for name in runtimes)
+                + "   ratio"
+            )
+            points = [(int(length), 1) for length in args.lengths.split(",")]
+            for length, count in [*points, (0, PREFILL)]:
+                times = time_steps(
+                    runtimes, min(length, _LIMIT - PREFILL - 1), count, model.words, args.threads
+                )
+                peers = [seconds for name, seconds in times.items() if name != "tvmflow"]
+                ratio = times["tvmflow"] / min(peers) if peers else float("nan")
+                cells = "".join(f"{seconds * 1e3:14.3f}" for seconds in times.values())
+                print(f"{length:6} {count:4}{cells} {ratio:7.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
