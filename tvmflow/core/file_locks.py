@@ -56,8 +56,8 @@ def open_lock_file(
 ) -> int:
     """Open the lock file at `path`, or create it; return its descriptor.
 
-    The folder must exist. The umask decides whether other users of a shared folder can lock the file. With the descriptor of its `folder`, a
-    symbolic link is refused.
+    The folder must exist. The umask decides whether other users of a shared folder can lock the file. With the
+    descriptor of its `folder`, a symbolic link is refused.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if folder is None:

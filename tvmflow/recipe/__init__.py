@@ -1,4 +1,4 @@
-"""Recipes: the YAML format, its validation, its JSON schema. Imports exporters, frontends and below."""
+"""Recipes: YAML format, validation and JSON Schema. Imports exporters, frontends and below."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
 
-# A larger constant belongs in the model.
+# Larger constants belong in the model.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 24
 _VALUE_SCHEMA: Final = {
     "anyOf": [{"type": kind} for kind in ("number", "boolean", "array", "null")]
@@ -59,7 +59,7 @@ _FIELDS: Final = dict.fromkeys(
 
 
 def _owners(field: str) -> list[str]:
-    """Return the frontends that have a field; several may share one."""
+    """Return the frontends that have a field of this name."""
     return [kind for kind, entry in FRONTENDS.items() if field in entry.SOURCE.model_fields]
 
 
@@ -96,7 +96,6 @@ def _check_dimension_name(name: str) -> str:
 
 
 DimensionName = Annotated[str, AfterValidator(_check_dimension_name)]
-"""The name of a dimension."""
 
 _Sizes = YamlList[Annotated[int, Field(ge=1)]]
 
@@ -117,7 +116,7 @@ class DimensionSpec(ClosedModel):
     @model_validator(mode="before")
     @classmethod
     def _add_min(cls, value: Any) -> Any:
-        """Let the smallest size be the smallest multiple, where the recipe does not name one."""
+        """Set the default of `min`: the smallest multiple."""
         if isinstance(value, dict) and "min" not in value:
             multiple = value.get("multiple_of")
             if type(multiple) is int and multiple >= 1:
@@ -153,13 +152,13 @@ class DimensionSpec(ClosedModel):
         return self
 
     def named(self, name: str) -> Dimension:
-        """Return the dimension."""
+        """Return the dimension under its name."""
         tune_at = tuple(sorted(self.tune_at))
         return Dimension(name, self.min, self.max, self.multiple_of, tune_at=tune_at)
 
 
 def _read_size(value: Any) -> Any:
-    """Return a size of an input: a number, the name of a dimension, or an expression of some."""
+    """Validate a size of an input: a number, or an expression of dimension names."""
     if isinstance(value, str) and _is_size(value):
         return value
     if type(value) is not int:
@@ -188,12 +187,12 @@ _SIZE_SCHEMA: Final = {
 _InputSize = Annotated[Any, BeforeValidator(_read_size), WithJsonSchema(_SIZE_SCHEMA)]
 
 
-# At most as many digits as a number in a recipe may have, so that the quotient is a finite float.
+# Limited digits, as for all numbers in recipes, keep the quotient finite.
 _FRACTION: Final = re.compile(r"(\d{1,100})/(\d{1,100})")
 
 
 def _read_fraction(value: Any) -> Any:
-    """Return the number that a fraction stands for: `1/255` has no decimal number."""
+    """Convert a fraction such as `1/255` to a number."""
     match = _FRACTION.fullmatch(value) if isinstance(value, str) else None
     if match and int(match[2]):
         return int(match[1]) / int(match[2])
@@ -203,7 +202,7 @@ def _read_fraction(value: Any) -> Any:
 
 
 def _read_length(value: Any) -> Any:
-    """Return a length, or height and width, as a tuple."""
+    """Convert a length, or [height, width], to a tuple."""
     lengths = value if isinstance(value, list | tuple) else [value]
     if len(lengths) not in (1, 2) or not all(
         type(length) is int and 1 <= length <= MAX_SIZE for length in lengths
@@ -213,7 +212,7 @@ def _read_length(value: Any) -> Any:
 
 
 def _read_numbers(value: Any) -> Any:
-    """Return a number for all channels, or one for each, as a tuple."""
+    """Convert a number, or one number per channel, to a tuple."""
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or not all(type(number) in (int, float) for number in numbers):
         raise field_error("must be a number, or a list with one for each channel")
@@ -265,7 +264,7 @@ class ImageSpec(ClosedModel):
     """Divisor after `mean`: a number, or one per channel. Default: 1."""
 
     def check_tensor(self, tensor: TensorSpec, *loc: str) -> None:
-        """Check that images become this input, which is at a path of the recipe."""
+        """Check that preprocessed images match the input `tensor`; `loc` is its path in the recipe."""
         try:
             Preprocessing.of(self.to_fields(), tensor)
         except ImageMismatch as error:
@@ -273,7 +272,7 @@ class ImageSpec(ClosedModel):
             raise field_error(str(error), *loc, *path) from None
 
     def to_fields(self) -> dict[str, Json]:
-        """Return the settings that are set."""
+        """Return the settings that differ from the defaults."""
         fields = self.model_dump(mode="json", exclude_defaults=True)
         return {
             name: value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -306,7 +305,7 @@ class InputSpec(ClosedModel):
     """[Image preprocessing](images.md)."""
 
     def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:
-        """Return the recipe's request for the input of this name, with the dimensions of the recipe."""
+        """Return the request for the input `name`."""
         image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
         used = tuple(dimensions[name].named(name) for name in self.dimension_names)
         return InputRequest(
@@ -322,7 +321,7 @@ class InputSpec(ClosedModel):
 
     @property
     def dimension_names(self) -> list[str]:
-        """The names of dimensions in its shape, each once."""
+        """The distinct names of dimensions in the shape."""
         return list(dict.fromkeys(name for size in self.shape or () for name in list_names(size)))
 
     @field_validator("shape")

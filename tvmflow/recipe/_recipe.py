@@ -1,4 +1,4 @@
-"""The recipe: its sections, the rules between them, and its form for one target or variant."""
+"""The recipe: its sections, checks across them, and overrides by targets and variants."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def _check_pattern(name: str) -> str:
 
 
 _TensorPattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_pattern)]
-"""The name of a tensor, in which one `*` may stand for any text."""
+"""A tensor name with at most one `*`, which matches any text."""
 
 _SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
-"""An SPDX license expression in its canonical form."""
+"""A canonical SPDX license expression."""
 
 
 class Variant(ClosedModel):
@@ -121,7 +121,7 @@ class Variant(ClosedModel):
 
 
 def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
-    """Check that there are few dimensions, and that their names differ in more than case, as in C."""
+    """Check the number of dimensions, and that names differ in more than case: C code has them as macros."""
     if len(dimensions) > _MAX_DIMENSIONS:
         text = f"has {len(dimensions)} dimensions, and a library has at most {_MAX_DIMENSIONS}"
         raise field_error(text, *loc)
@@ -136,7 +136,7 @@ def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -
 def _check_dynamic_shape(
     spec: InputSpec, dimensions: Mapping[str, DimensionSpec], *loc: str
 ) -> None:
-    """Check the names in a shape, its elements at the largest sizes, and images of such a shape."""
+    """Check the dimension names in a shape, its size at the maximum, and its image preprocessing."""
     for axis, size in enumerate(spec.shape or ()):
         for name in list_names(size):
             if name not in dimensions:
@@ -157,7 +157,7 @@ def _check_dynamic_shape(
 
 
 def _find_range_problem(size: str, dimensions: Mapping[str, DimensionSpec]) -> str:
-    """Return why an expression has no value, or a negative one, at some sizes; empty if it always has one."""
+    """Return why an expression is invalid or negative for some sizes, or an empty string."""
     bounds = {name: (spec.min, spec.max) for name, spec in dimensions.items()}
     try:
         least, _ = find_bounds(size, bounds)
@@ -167,7 +167,7 @@ def _find_range_problem(size: str, dimensions: Mapping[str, DimensionSpec]) -> s
 
 
 def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
-    """Check that images become an input whose batch alone is dynamic."""
+    """Check the image preprocessing of an input with a dynamic batch, which must be its only dynamic axis."""
     if any(isinstance(size, str) for size in request.sizes[1:]):
         text = "makes images of one size, and the input has a dynamic dimension besides its batch: remove one of them"
         raise field_error(text, *loc, "image")
@@ -176,7 +176,7 @@ def _check_dynamic_image(spec: InputSpec, request: InputRequest, *loc: str) -> N
 
 
 def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
-    """Return the section with the fields that the overrides set; ValidationError for contradictions."""
+    """Return the section with overrides applied; ValidationError for contradictions."""
     if overrides is None:
         return section
     fields = {**list_set_fields(section), **list_set_fields(overrides)}
@@ -184,7 +184,7 @@ def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
 
 
 def _check_overrides(section: _Section, overrides: ClosedModel | None, *loc: str | int) -> _Section:
-    """Return the section with the overrides at this path of the recipe, which must fit."""
+    """Return the section with overrides applied; report contradictions at the path `loc`."""
     try:
         return _override(section, overrides)
     except ValidationError as error:
@@ -347,7 +347,7 @@ class Recipe(ClosedModel):
     def _check_dynamic_shapes(
         self, owner: tuple[str, ...], overrides: Mapping[str, InputSpec]
     ) -> set[str]:
-        """Check the dimensions and the shapes with names, and return the names that shapes have."""
+        """Check dimensions and dynamic shapes; return the names of used dimensions."""
         _check_dimension_names(self.dimensions, *owner, "dimensions")
         used = set[str]()
         alone = {
@@ -400,7 +400,7 @@ class Recipe(ClosedModel):
         return self
 
     def _is_emulated(self, target: str) -> bool:
-        """Return whether the recipe, or a variant of it, is verified under emulation for a target."""
+        """Return whether the recipe or a variant is verified under emulation for a target."""
         forms = [self, *map(self.for_variant, self.variants)]
         return any(form.for_target(target).verify.run_on in ("qemu", "chromium") for form in forms)
 
@@ -419,10 +419,10 @@ class Recipe(ClosedModel):
         return owner, tune
 
     def for_target(self, name: str) -> Recipe:
-        """Return the recipe with the overrides of a target, or none if there is no such target.
+        """Return the recipe with the overrides of a target; unchanged for an unknown target.
 
-        `TARGET.LEVEL`, `TARGET.webgpu` and `TARGET.PART` have the overrides of both, and the recipe a name of its
-        own.
+        `TARGET.LEVEL` and `TARGET.webgpu` have the target's overrides; `TARGET.PART` also has the part's overrides, and
+        the recipe gets the name `NAME-PART`.
         """
         for target in self.targets:
             if target.name == name:
@@ -431,7 +431,7 @@ class Recipe(ClosedModel):
                 continue
             if name in (target.webgpu_name, *target.build_targets()):
                 recipe = self._with_target(target)
-                # a level is the target on some CPUs, and a part is a model with a target of its own
+                # A level is the same target on some CPUs; a part is a separate model.
                 return recipe._with_part(target.build_targets()[name]) if target.parts else recipe
         return self
 
@@ -449,7 +449,7 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
-            # images and classes are those of the whole model
+            # Image preprocessing and class names belong to the whole model.
             "inputs": {
                 name: spec.model_copy(update={"image": None}) for name, spec in self.inputs.items()
             },
@@ -461,7 +461,7 @@ class Recipe(ClosedModel):
         return self.model_copy(update=overrides)
 
     def _runtime_of_parts(self) -> Runtime:
-        """Return the default runtime of parts; `c` if an output of the whole model contains C libraries."""
+        """Return the default runtime of parts: `c` if an output of the whole model contains C libraries."""
         exporters = [PARTITIONED_EXPORTERS.get(name) for name in self.outputs]
         forms = {exporter.FORM for exporter in exporters if exporter}
         return "c" if self.runtime == "auto" and C_LIBRARY in forms else self.runtime
@@ -471,12 +471,12 @@ class Recipe(ClosedModel):
         return [spec.request(name, self.dimensions) for name, spec in self.inputs.items()]
 
     def list_dimensions(self) -> list[Dimension]:
-        """Return the dimensions that inputs have in their shapes, in the order of their names."""
+        """Return the dimensions used in shapes of inputs, sorted by name."""
         used = {name for spec in self.inputs.values() for name in spec.dimension_names}
         return [self.dimensions[name].named(name) for name in sorted(used)]
 
     def for_variant(self, name: str) -> Recipe:
-        """Return the recipe with the overrides of a variant, and a name of its own."""
+        """Return the recipe with the overrides of a variant, named `NAME-VARIANT`."""
         variant = self.variants[name]
         inputs = dict(self.inputs)
         for input_name, spec in variant.inputs.items():
@@ -495,7 +495,7 @@ class Recipe(ClosedModel):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a recipe, for editors. A target may also be the name of a preset."""
+    """Return the JSON Schema of a recipe, for editors."""
     schema = published_schema(Recipe, "recipe")
     fields = schema["properties"]
     add_presets(fields["targets"])

@@ -1,4 +1,4 @@
-"""Lock files: their fields, reading them, and where they are."""
+"""Lock files: fields, reader and default paths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LockedStage(ClosedModel):
-    """The dependencies of a stage, and the sha256 of its output files by name."""
+    """The dependencies of a stage, and the sha256 of each output file."""
 
     version: int
     settings: dict[str, Json] = Field(default={})
@@ -44,7 +44,7 @@ class LockedStage(ClosedModel):
 class LockedKernel(ClosedModel):
     """A kernel of the model, and the trial of its schedule; without a trial, a rule schedules it.
 
-    Times are those of `pick_best`, in µs; `flops` are those of one call. `trace` is canonical JSON.
+    Times are measured by `pick_best`, in µs; `flops` is the number for one call. `trace` is canonical JSON.
     """
 
     names: list[str]
@@ -77,8 +77,8 @@ class LockedKernel(ClosedModel):
 class Measurements(ClosedModel):
     """The measurements of a target when the lock file was written. Informational, not enforced.
 
-    `coverage` is the share of the time in tuned kernels; `bytes` are the sizes of the delivered files. `compared_us`
-    has the latency of each runtime that was timed beside the library, by name and version.
+    `coverage` is the share of the time in tuned kernels; `bytes` has the sizes of the delivered files. `compared_us`
+    has the latency of each compared runtime, by name and version.
     """
 
     accuracy: float | None = None
@@ -92,7 +92,8 @@ class Measurements(ClosedModel):
 class LockedTarget(ClosedModel):
     """A target, its kernels by workload, and the measurements when the lock file was written.
 
-    `peak_gflops` is that of the machine that chose the schedules. `choices` are operators not lowered by rule.
+    `peak_gflops` is the peak of the machine that chose the schedules. `choices` has the operators for which a measured
+    alternative replaces the rule's choice.
     """
 
     tvm: dict[str, Json]
@@ -127,14 +128,14 @@ class LockedTarget(ClosedModel):
 
     @property
     def choice(self) -> dict[str, Json]:
-        """Return the chosen trace of each workload."""
+        """Return workload -> trace of its chosen schedule."""
         return {
             key: json.loads(kernel.trace) for key, kernel in self.kernels.items() if kernel.trace
         }
 
 
 class LockedRecipe(ClosedModel):
-    """A recipe, or a variant of one, under the name that its stages have."""
+    """A recipe or a variant, under the name in its stages."""
 
     recipe: str
     version: str
@@ -168,7 +169,7 @@ class Lock(NamedTuple):
         return self.file.recipes
 
     def target(self, recipes: Iterable[str], target: str) -> LockedTarget | None:
-        """Return the locked target of the first of these recipes that has it."""
+        """Return the locked target from the first of `recipes` that has it, or None."""
         locked = (
             self.recipes[name].targets.get(target) for name in recipes if name in self.recipes
         )
@@ -176,7 +177,7 @@ class Lock(NamedTuple):
 
 
 def read_lock(path: Path) -> Lock:
-    """Return the lock file at a path; UsageError if it is missing, RecipeError if it is not valid."""
+    """Read a lock file; UsageError if it is missing, RecipeError if it is invalid."""
     if not os.path.lexists(path):
         raise UsageError(
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
@@ -194,7 +195,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def lock_path(recipes: Sequence[str]) -> Path:
-    """Return the lock file beside a recipe or pipeline; UsageError for several, which have no default."""
+    """Return the default lock file beside a recipe or pipeline; UsageError for several recipes."""
     if len(recipes) != 1:
         raise UsageError(
             "several recipes have no default lock file", fix="name one with --lock FILE"

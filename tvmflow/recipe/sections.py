@@ -35,7 +35,7 @@ from tvmflow.frontends.peers import PEERS
 MAX_SEED: Final = (1 << 31) - 1
 
 STRATEGIES: Final = ("evolutionary", "replay-trace")
-# Names in AutoTVM, and their names here.
+# AutoTVM's name of a strategy -> tvmflow's.
 _AUTOTVM_STRATEGIES: Final = {
     "ga": "evolutionary",
     "genetic": "evolutionary",
@@ -45,7 +45,7 @@ _AUTOTVM_STRATEGIES: Final = {
 }
 
 
-# The libraries that choices are measured in take as long as such a budget.
+# Smaller budgets would be spent on building the libraries in which choices are measured.
 _MIN_TRIALS: Final = 128
 _MIN_MINUTES: Final = 2.0
 
@@ -108,7 +108,7 @@ class Tune(ClosedModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_trial_limit(cls, value: Any) -> Any:
-        """Set no limit in trials where there is a limit in minutes only."""
+        """Remove the limit of trials if only minutes are set."""
         if isinstance(value, dict) and "minutes" in value and "trials" not in value:
             return {**value, "trials": UNLIMITED_TRIALS}
         return value
@@ -134,12 +134,12 @@ class TuneOverrides(Tune):
     @model_validator(mode="before")
     @classmethod
     def _drop_trial_limit(cls, value: Any) -> Any:
-        """Keep the trials of the recipe where an override sets minutes only."""
+        """Keep the recipe's trials if an override sets only minutes."""
         return value
 
     @model_validator(mode="after")
     def _check_gates(self) -> TuneOverrides:
-        """Accept a gate without trials, which the recipe's `tune` may have."""
+        """Accept a gate without trials: they may be in the recipe's `tune`."""
         return self
 
 
@@ -151,7 +151,7 @@ _Operator = Annotated[
 
 
 Runtime = Literal["auto", "c", "vm"]
-"""The executor of a library: C code that is part of it, TVM's virtual machine, or whatever the model allows."""
+"""The executor of a library: generated C code, TVM's virtual machine, or C if the model allows it."""
 
 
 class Kernels(ClosedModel):
@@ -189,9 +189,9 @@ class Kernels(ClosedModel):
 
 
 AUTO: Final = "auto"
-"""All runtimes that can run a model and are installed."""
+"""In place of a runtime: all installed runtimes that can run the model."""
 FIXED: Final = "fixed"
-"""In the place of a runtime: libraries of one size each, beside one whose sizes each call chooses."""
+"""In place of a runtime: libraries with a fixed size each, compared with one with dynamic shapes."""
 
 
 QUANTITIES: Final[Mapping[str, Callable[[str], float]]] = {
@@ -292,12 +292,12 @@ class VerifyOverrides(Verify):
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> VerifyOverrides:
-        """Accept a gate without data, which the recipe's `verify` may have."""
+        """Accept a gate without data: it may be in the recipe's `verify`."""
         return self
 
 
 Method = Literal["minmax", "percentile", "entropy", "mse"]
-"""The ways of choosing the range of a tensor by its histogram."""
+"""Calibration methods, which choose the range of a tensor from its histogram."""
 
 
 class Quantize(ClosedModel):
@@ -343,7 +343,7 @@ class Quantize(ClosedModel):
 
     @property
     def needs_data(self) -> bool:
-        """Return whether something is found out by running the float model."""
+        """Return whether quantization runs the float model, for calibration or limits."""
         limits = self.max_accuracy_drop is not None or self.max_error is not None
         return self.activations == "int8" or limits
 
@@ -356,7 +356,7 @@ _VERSION_PATTERN: Final = (
     r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
     r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?$"
 )
-"""Versions of Python packages in their normalized form (PEP 440)."""
+"""Normalized versions of Python packages (PEP 440)."""
 
 LAST_RELEASE: Final = "last"
 NO_RELEASE: Final = "none"

@@ -50,7 +50,7 @@ Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NA
 
 
 def check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names for a validator; an error if one is listed twice."""
+    """Validate that names are unique."""
     for index, name in enumerate(names):
         if name in names[:index]:
             raise field_error(f"'{name}' is listed twice", index)
@@ -58,7 +58,7 @@ def check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_outputs(outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return outputs for a validator; an error if one is listed twice, or `archive` would be empty."""
+    """Validate that outputs are unique, and that `archive` is not the only output."""
     check_unique(outputs)
     if outputs == ("archive",):
         raise field_error("an archive contains the other outputs; list at least one more output")
@@ -217,11 +217,11 @@ class BuildTarget(ClosedModel):
 
     @property
     def wanted_threads(self) -> int | None:
-        """The number of threads that the recipe asks for, under either name."""
+        """The requested number of threads, from either field."""
         return self.num_cores if self.threads is None else self.threads
 
     def tvm_target(self) -> dict[str, Json] | None:
-        """Return the mapping that TVM takes; None for `host`, which is detected."""
+        """Return TVM's target as a mapping; None for `host`, which is detected."""
         if self.preset is None:
             return dict(self.tvm or {})
         mapping = PRESETS[self.preset].tvm
@@ -356,23 +356,23 @@ class TargetSpec(BuildTarget):
 
     @property
     def all_isa_levels(self) -> tuple[str, ...]:
-        """Its levels, or those of its preset; none for code of one CPU."""
+        """The target's ISA levels, or its preset's; empty for a single-ISA library."""
         return self.levels or (PRESETS[self.preset].levels if self.preset else ())
 
     def webgpu_target(self) -> dict[str, Json] | None:
-        """Return the mapping that TVM takes for the GPU of a browser, or None."""
+        """Return TVM's target for the browser's GPU, or None."""
         mapping = super().tvm_target() or {}
         backend = backend_for(mapping)
         return backend.complete_target(mapping) if backend.IS_BESIDE_HOST else None
 
     @property
     def webgpu_name(self) -> str:
-        """The name of the code for the GPU of a browser, or an empty string."""
+        """The name of the build for the browser's GPU, or an empty string."""
         mapping = self.webgpu_target()
         return f"{self.name}.{mapping['kind']}" if mapping else ""
 
     def tvm_target(self) -> dict[str, Json] | None:
-        """Return the mapping for TVM: of the first ISA level, or the WebAssembly fallback; None for `host`."""
+        """Return TVM's target: that of the first ISA level or the WebAssembly fallback; None for `host`."""
         mapping = super().tvm_target()
         backend = backend_for(mapping or {})
         if mapping and backend.IS_BESIDE_HOST:
@@ -381,7 +381,7 @@ class TargetSpec(BuildTarget):
         return isa_level_config(mapping or {}, levels[0]) if levels else mapping
 
     def build_targets(self) -> dict[str, BuildTarget]:
-        """Return the targets of builds by name: this one, its parts `TARGET.PART`, or levels `TARGET.LEVEL`."""
+        """Return the targets to build for by name: itself, its parts `TARGET.PART`, or levels `TARGET.LEVEL`."""
         if self.parts:
             return {f"{self.name}.{part.name}": part for part in self.parts}
         mapping = super().tvm_target() or {}
@@ -397,7 +397,7 @@ class TargetSpec(BuildTarget):
 
 
 def expand_preset(value: Any) -> Any:
-    """Return the name of a preset as the mapping that it is short for."""
+    """Expand the name of a preset to a target's mapping; return other values unchanged."""
     if not isinstance(value, str):
         return value
     preset = check_choice(value, NAMES, "a target", _LISTED_BY, find_presets)
@@ -409,6 +409,6 @@ TargetSpecs = YamlList[Annotated[TargetSpec, BeforeValidator(expand_preset)]]
 
 
 def add_presets(field: dict[str, Any]) -> None:
-    """Let the JSON Schema of a list of targets accept names of presets, too."""
+    """Extend the JSON Schema of a list of targets, so that it accepts names of presets."""
     preset = {"type": "string", "enum": list(NAMES), "description": "Name of a preset."}
     field["items"] = {"anyOf": [preset, field["items"]]}

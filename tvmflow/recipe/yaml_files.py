@@ -1,7 +1,7 @@
-"""YAML files: values with their positions, read into documents, validated, and written.
+"""Reader, validator and writer of YAML files; problems are reported with their positions.
 
-Only the subset for recipes is read: mappings with string keys, lists, strings, numbers, true, false, null and
-aliases. Tags, merge keys, duplicate keys, several documents and huge documents are problems with a position.
+The subset for recipes has mappings with string keys, lists, strings, numbers, true, false, null and aliases. Tags,
+merge keys, duplicate keys, several documents and huge documents are errors.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
 
 def read_yaml(path: Path, *, size_factor: int = 1, fix: str = _START) -> Document:
-    """Return the document in a file, with problems for values that recipes do not allow.
+    """Read the document in a file; values that recipes do not allow are among its problems.
 
-    It may be `size_factor` times as large as a recipe; `fix` is for an empty one. Raises RecipeError if it is
-    unreadable.
+    The file may be `size_factor` times as large as a recipe; `fix` is the advice for an empty file. Raises RecipeError
+    if the file is unreadable or not YAML.
     """
     text = _read_text(path, _MAX_BYTES * size_factor)
     return parse_yaml(path, text, size_factor=size_factor, fix=fix)
 
 
 def parse_yaml(path: Path, text: str, *, size_factor: int = 1, fix: str = _START) -> Document:
-    """Return the document in a text, as `read_yaml` does; RecipeError, with the path, if it is not YAML."""
+    """Parse a text like `read_yaml`; `path` is for messages."""
     max_nodes = _MAX_NODES * size_factor
     try:
         loader = _Loader(text, max_nodes)
@@ -75,7 +75,7 @@ def _read_text(path: Path, max_bytes: int) -> str:
         with path.open("rb") as handle:
             content = handle.read(max_bytes + 1)
     except (FileNotFoundError, ValueError):
-        # ValueError: it is not a name that a file can have
+        # ValueError: the name is invalid for files.
         others = [name for name in list_siblings(path) if name.endswith((".yaml", ".yml"))]
         hint = did_you_mean(path.name, others)
         raise _error(path, 1, 1, f"there is no such file{hint}") from None
@@ -84,7 +84,7 @@ def _read_text(path: Path, max_bytes: int) -> str:
     if len(content) > max_bytes:
         size = f"{max_bytes >> 20} MiB"
         raise _error(path, 1, 1, f"is larger than {size}; is this the right file?")
-    # UTF-16 without a byte order mark can be decoded as UTF-8, to every other character
+    # UTF-16 without a byte order mark would decode as UTF-8 with NUL characters.
     if b"\0" in content[:2]:
         raise _error(path, 1, 1, _NOT_UTF_8)
     try:
@@ -95,7 +95,7 @@ def _read_text(path: Path, max_bytes: int) -> str:
 
 
 def _end_position(text: str) -> tuple[int, int]:
-    """Return line and column of the character after this text."""
+    """Return line and column, from 1, of the character after a text."""
     return text.count("\n") + 1, len(text) - (text.rfind("\n") + 1) + 1
 
 
@@ -105,7 +105,7 @@ def _error(path: Path, line: int, column: int, text: str) -> RecipeError:
 
 _INDENTATION: Final = "this line does not continue what is above; check its indentation"
 
-# Parts of PyYAML's messages, and ours about the place of the mistake.
+# Part of PyYAML's message -> our message, about the position of the mistake.
 _MISTAKES: Final = {
     "'\\t'": "found a tab; YAML allows only spaces here",
     "expected a single document": "a second document starts here; a file may hold only one",
@@ -116,7 +116,7 @@ _MISTAKES: Final = {
     "expected '<document start>'": _INDENTATION,
     "that cannot start any token": "a string that starts with this character needs quotes",
 }
-# The same, about the beginning of the construct with the mistake.
+# The same, about the beginning of the construct that contains the mistake.
 _UNFINISHED: Final = {
     "could not find expected ':'": "expected a field, such as `name: …`",
     "scanning a quoted scalar: found unexpected end": "this quote is never closed",
@@ -134,7 +134,7 @@ def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> RecipeError:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader, which stops where a document is larger or deeper than any recipe."""
+    """PyYAML's loader with limits on the number of values and the nesting depth."""
 
     def __init__(self, text: str, max_nodes: int) -> None:
         super().__init__(text)
@@ -146,7 +146,7 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         self._depth += 1
         if self._depth > MAX_DEPTH + 1 or self._nodes > self._max_nodes:
-            # PyYAML has types for some of its methods only, here and below.
+            # PyYAML has types only for some of its methods.
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             text = TOO_DEEP if self._nodes <= self._max_nodes else too_many(self._max_nodes)
             raise TooLarge(position_of(mark), text)
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def implicit_tag(self, node: yaml.Node) -> str:
-        """Return the tag that YAML gives a node that has none written."""
+        """Return the tag that YAML resolves for a node without an explicit tag."""
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         tag: Any = self.resolve(type(node), node.value, (plain, not plain))  # type: ignore[no-untyped-call]
         return str(tag)
@@ -168,12 +168,12 @@ MAX_DEPTH: Final = 40
 TOO_DEEP: Final = f"nested more than {MAX_DEPTH} levels deep"
 _MAX_DIGITS: Final = 100
 _BOOLEAN_WORDS: Final = frozenset("yes no on off".split())
-# The field that is on or off.
+# The only field that accepts `on` and `off`.
 _SWITCH: Final = "checks"
 
 _LONE_SURROGATE: Final = "the string contains a lone surrogate (half of a character)"
 _QUOTE: Final = "put it in quotes"
-# The types of plain scalars in YAML 1.1, by tag.
+# Tag of a plain scalar in YAML 1.1 -> its type, for messages.
 _READ_AS: Final = {
     "bool": "true or false",
     "float": "a number",
@@ -192,7 +192,7 @@ _NUMBERS: Final[dict[str, Callable[[Any], Json]]] = {
 
 
 class TooLarge(Exception):
-    """The document is too large or too deep to go on."""
+    """The document exceeds a limit of size or depth."""
 
     def __init__(self, position: Position, text: str) -> None:
         super().__init__(text)
@@ -211,7 +211,7 @@ def position_of(mark: Any) -> Position:
 
 
 class ValueReader:
-    """Reads the nodes of one document; values of aliases count towards `max_values` each time."""
+    """A converter of YAML nodes to values; each use of an alias counts towards `max_values`."""
 
     def __init__(self, implicit_tag: Callable[[yaml.Node], str], max_values: int) -> None:
         self._implicit_tag = implicit_tag
@@ -224,14 +224,14 @@ class ValueReader:
         self.unreadable: set[Loc] = set()
 
     def read(self, node: yaml.Node, loc: Loc, depth: int = 0) -> Json:
-        """Return the value of a node, or `UNREADABLE` after recording why.
+        """Return the value of a node, or record a problem and return `UNREADABLE`.
 
-        Raises TooLarge if the document has too many values or is nested too deep.
+        Raises TooLarge if the document has too many values or is nested too deeply.
         """
         self._values += 1
         if depth > MAX_DEPTH or self._values > self._max_values:
             text = f"{too_many(self._max_values)} after expanding aliases"
-            # The position of the top-level field is more helpful than that of the value that hit the limit.
+            # The top-level field is more helpful than the value at which the limit was reached.
             position = self.name_positions.get(loc[:1]) or position_of(node.start_mark)
             raise TooLarge(position, TOO_DEEP if depth > MAX_DEPTH else text)
         self.positions[loc] = position_of(node.start_mark)
@@ -244,7 +244,7 @@ class ValueReader:
         return _READERS[kind](self, node, loc, depth)
 
     def _reject(self, node: yaml.Node, loc: Loc, text: str) -> Json:
-        """Record a problem with the value at `loc`, or with a name in the mapping there."""
+        """Record a problem with a value or a field name at `loc`; return `UNREADABLE`."""
         name = dotted(loc)
         position = position_of(node.start_mark)
         self.problems.append(Problem(*position, f"{name}: {text}" if name else text))
@@ -323,7 +323,7 @@ class ValueReader:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether the text can be encoded; an escape in YAML can give a lone surrogate."""
+    """Return whether a text has no lone surrogates, which YAML escapes can produce."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -341,13 +341,13 @@ _READERS: Final[dict[str, Callable[[ValueReader, Any, Loc, int], Json]]] = {
 # ---------------------------------------------------------------- documents
 
 Loc = tuple[str | int, ...]
-"""The path of a value: field names and indices in lists, as pydantic has it."""
+"""The path of a value: field names and list indices, as in pydantic."""
 
 Position = tuple[int, int]
 """Line and column, counted from 1."""
 
 UNREADABLE: Final[Any] = object()
-"""The value in place of one that could not be read and has been reported."""
+"""Placeholder for a value with a reported problem."""
 
 
 class Problem(NamedTuple):
@@ -359,9 +359,9 @@ class Problem(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A YAML document: its value, positions of values and names by path, and the text of scalars.
+    """A YAML document: its value, and by path the positions of values and names and the text of scalars.
 
-    `value` has `UNREADABLE` for values with problems; `unreadable` are the paths that problems leave in doubt.
+    `value` contains `UNREADABLE` in place of values with problems; `unreadable` has the paths of such values.
     """
 
     path: Path
@@ -373,7 +373,7 @@ class Document(NamedTuple):
     unreadable: frozenset[Loc] = frozenset()
 
     def value_at(self, *loc: str | int) -> Json:
-        """Return the value at a path, or None when there is none."""
+        """Return the value at a path, or None."""
         value = self.value
         for step in loc:
             if isinstance(value, list) and isinstance(step, int):
@@ -383,12 +383,12 @@ class Document(NamedTuple):
         return value
 
     def where(self, *loc: str | int) -> str:
-        """Return `file:line:column` of a value, or of the nearest existing value around it."""
+        """Return `file:line:column` of a value, or of its nearest existing parent."""
         line, column = self.position(*loc)
         return f"{self.path}:{line}:{column}"
 
     def position(self, *loc: str | int) -> Position:
-        """Return the position of a value, or of the nearest existing value around it."""
+        """Return the position of a value, or of its nearest existing parent."""
         enclosing = (self.positions.get(loc[:length]) for length in range(len(loc), -1, -1))
         return next((position for position in enclosing if position is not None), (1, 1))
 
@@ -401,22 +401,22 @@ class Document(NamedTuple):
         return Problem(*self.position(*loc), f"{dotted(loc)}: {text}" if loc else text)
 
     def error(self, problems: Iterable[Problem], *, fix: str = "") -> RecipeError:
-        """Return the error with all of these problems, in the order of their positions."""
+        """Return the error with all problems, sorted by position."""
         lines = [f"{self.path}:{p.line}:{p.column}: {p.text}" for p in sorted(set(problems))]
         return RecipeError(lines, fix=fix)
 
 
 def dotted(loc: Loc) -> str:
-    """Return a path as messages show it: `inputs.data.shape`."""
+    """Return a path for messages: `inputs.data.shape`."""
     return excerpt(".".join(str(step) for step in loc))
 
 
-# YAML 1.1 reads 1e-3 as a string, because it has no dot. We read it as a number.
+# YAML 1.1 reads 1e-3, which has no dot, as a string. Recipes read it as a number.
 FLOAT_WITHOUT_DOT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def write_yaml(value: Json) -> str:
-    """Return YAML that is easily compared and merged: a field per line, in order, with short lists inline."""
+    """Return YAML that is easy to compare and merge: one field per line, short lists inline."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize
     )
@@ -424,7 +424,7 @@ def write_yaml(value: Json) -> str:
 
 
 def inline_yaml(value: Json | tuple[Json, ...]) -> str:
-    """Return a plain value as one line of YAML, as messages and docs show it."""
+    """Return a value as one line of YAML, for messages and docs."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {inline_yaml(part)}' for name, part in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -448,7 +448,7 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_mapping(tag, mapping, flow_style=not mapping)
 
     def represent_string(self, text: str) -> Any:
-        # Quote what our reader takes for a number and PyYAML does not.
+        # `read_yaml` reads such strings as numbers, but PyYAML would not quote them.
         style = "'" if FLOAT_WITHOUT_DOT.fullmatch(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -462,7 +462,7 @@ _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 
 
 class _Kinds(NamedTuple):
-    """The model of a document, and that of the other kind that its author may have had in mind."""
+    """The model of a document, and the model of another document kind, for hints about misplaced fields."""
 
     model: type[BaseModel]
     other: type[BaseModel] | None
@@ -475,9 +475,9 @@ def validate(
     other: type[BaseModel] | None = None,
     other_noun: str = "",
 ) -> tuple[_AnyModel | None, list[Problem]]:
-    """Return the document as a model, or None, and all of its problems.
+    """Return the document as a model, or None, and all problems.
 
-    Fields of another kind of document are recognized by its model, `other`; `other_noun` names it in messages.
+    `other` is the model of another document kind, whose misplaced fields get a hint; `other_noun` names this kind.
     """
     problems = list(document.problems)
     if not isinstance(document.value, dict):
@@ -502,14 +502,14 @@ class FieldType(NamedTuple):
     example: Any = None
 
 
-# What pydantic adds to the path of a mapping's field when its name is wrong.
+# pydantic appends this to the path of an invalid key in a mapping.
 _KEY: Final = "[key]"
-# How much a field must look like the wrong one to be suggested before fields that look less like it.
+# The similarity from which a field name is suggested first.
 _CLEARLY_MEANT: Final = 0.85
 
 
 def field_type(model: type[BaseModel], loc: Loc) -> FieldType:
-    """Return what belongs at a path of a document; `kind` is None if nothing does."""
+    """Return the expected type at a path of a document; `kind` is None if the path is invalid."""
     kind: Any = model
     example: Any = None
     for step in loc:
@@ -536,7 +536,7 @@ def strip_annotation(kind: Any) -> Any:
 
 
 def _list_problems(document: Document, kinds: _Kinds, detail: ErrorDetails) -> Iterator[Problem]:
-    """Yield the problem of one error; none when it only follows from a value that could not be read."""
+    """Yield the problem of a pydantic error, unless it only follows from an unreadable value."""
     place = [step for step in detail["loc"] if step != _KEY]
     loc: Loc = (*place, *detail.get("ctx", {}).get("path", ()))
     if _follows_from_unreadable(document, loc, detail):
@@ -550,7 +550,7 @@ def _list_problems(document: Document, kinds: _Kinds, detail: ErrorDetails) -> I
 
 def _follows_from_unreadable(document: Document, loc: Loc, detail: ErrorDetails) -> bool:
     if detail["type"] == "too_short" and detail["input"]:
-        # pydantic counts only valid items. The others have been reported themselves.
+        # pydantic counts only valid items, and invalid items are reported already.
         return True
     if detail["type"] == "missing" and loc[:-1] in document.unreadable:
         return True
@@ -558,7 +558,7 @@ def _follows_from_unreadable(document: Document, loc: Loc, detail: ErrorDetails)
 
 
 def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
-    """Return where a field of this name belongs, or the field that was probably meant."""
+    """Return the message for an unknown field: where it belongs, or a similar field."""
     name = str(loc[-1])
     if places := _find_places(kinds, name):
         return f"belongs {' or '.join(places)}"
@@ -580,7 +580,7 @@ def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
 def _find_places(kinds: _Kinds, name: str) -> list[str]:
     """Return where a field of this name belongs: `under verify`, or `under verify of a recipe`.
 
-    Not named are overrides of a named section, and sections inside another one that has the field.
+    Overrides of a listed section, and sections inside a listed section, are omitted.
     """
     own, other = (_sections_with(model, name) for model in (kinds.model, kinds.other))
     for sections, suffix in ((own, ""), (other, f" of {kinds.other_noun}")):
@@ -596,7 +596,7 @@ def _find_places(kinds: _Kinds, name: str) -> list[str]:
 
 
 def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseModel], str]:
-    """Return the sections that have a field of this name, each with its outermost path."""
+    """Return the sections with a field of this name, each with its outermost path."""
     paths: dict[type[BaseModel], str] = {}
     for path, section in sorted(_nested_models(model), key=lambda level: level[0].count(".")):
         if name in section.model_fields:
@@ -607,7 +607,7 @@ def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseMo
 def _nested_models(
     model: type[BaseModel] | None, path: str = ""
 ) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the path of every level with its model, the outer ones first."""
+    """Yield path and model of every nesting level, outermost first."""
     if model is None:
         return
     yield path, model
@@ -644,7 +644,7 @@ _NAME_RULE: Final = "must start with a lowercase letter or digit and contain onl
 
 
 def _error_text(document: Document, model: type[BaseModel], loc: Loc, detail: ErrorDetails) -> str:
-    """Return the message for one of pydantic's errors."""
+    """Return the message for a pydantic error."""
     kind, context = detail["type"], detail.get("ctx", {})
     expected = field_type(model, loc)
     example = "" if expected.example is None else f", such as {inline_yaml(expected.example)}"
@@ -652,7 +652,7 @@ def _error_text(document: Document, model: type[BaseModel], loc: Loc, detail: Er
     if kind == "missing":
         write = f"; write `{loc[-1]}: {inline_yaml(expected.example)}`" if example else ""
         return f"is missing{write}"
-    # that of an integer with more digits than pydantic compares
+    # int_parsing_size is pydantic's error for an integer with too many digits.
     if kind in ("literal_error", "int_parsing_size"):
         choices = [str(choice) for choice in get_args(expected.kind)]
         hint = did_you_mean(detail["input"], choices) if isinstance(detail["input"], str) else ""
