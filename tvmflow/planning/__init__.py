@@ -1,1 +1,1 @@
-"""Planning: from recipes to a plan and the decisions about its stages."""
+"""Planning: plans from recipes, and decisions about which stages must run."""

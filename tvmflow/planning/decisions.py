@@ -1,4 +1,4 @@
-"""The decisions about a plan's stages, for plan, explain and run: up to date, or must run, and why."""
+"""Decisions about a plan's stages, for plan, explain and run: up to date or must run, and why."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,20 +19,20 @@ from tvmflow.stages.import_model import ImportFacts
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore, find_failure
 
-# One line has room for this many; `tvmflow explain` shows them all.
+# Causes in the one-line reason; `tvmflow explain` shows all causes.
 _SHOWN_CAUSES = 3
 _MAX_CAUSE = 80
 _MODEL = f"{import_model.NAME}/model.json"
 _KERNELS = f"{extract_tasks.NAME}/tasks.json"
 FORCED = "forced by --force"
-"""The reason of a stage that runs although its result is in the store."""
+"""The reason of a stage that runs although it is up to date."""
 
 
 class PlanState:
-    """Keys, results and decisions of a plan's stages by stage id, as far as known.
+    """The known keys, results and decisions of a plan's stages, by stage id.
 
-    It is filled in topological order: first by `decide_all`, then by the run. `forced` has the stages that run in any
-    case, and why.
+    Filled in topological order: first by `decide_all`, then by the run. `forced` maps ids of stages that must run to
+    the reason.
     """
 
     def __init__(self, store: LocalStore, forced: Iterable[str] = ()) -> None:
@@ -47,12 +47,12 @@ class PlanState:
         self._earlier: dict[str, str] = {}
 
     def decide_all(self, plan: Plan) -> None:
-        """Decide about every stage, as far as that is possible before anything runs.
+        """Decide about every stage; stages with unknown inputs wait.
 
         Raises:
-            RecipeError: when a file cannot be read, or has another digest than the recipe says.
-            EnvironmentProblem: when a tool is not installed or cannot be identified.
-            LockMismatch: when a result of a locked run has other files than its lock file says.
+            RecipeError: if a file cannot be read, or its digest differs from the recipe's.
+            EnvironmentProblem: if a tool is not installed or cannot be identified.
+            LockMismatch: if a result in a locked run differs from its digest in the lock file.
         """
         # Missing requirements of the last stage are reported before the first one runs.
         for spec in plan.stages:
@@ -61,7 +61,7 @@ class PlanState:
             self.decide(spec)
 
     def decide(self, spec: StageSpec) -> Decision:
-        """Decide about one stage, after its inputs. Raises the same as `decide_all`."""
+        """Decide about one stage after its inputs; raise the same errors as `decide_all`."""
         makers = [need.maker for need in spec.needs if need.stage_id not in self.artifacts]
         if makers:
             decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
@@ -82,13 +82,13 @@ class PlanState:
         return decision
 
     def find_result(self, spec: StageSpec, artifacts: Mapping[str, Artifact]) -> Artifact | None:
-        """Return the result that follows from these results of other stages, if it is in the store."""
+        """Return the stage's result for the given input artifacts, if it is in the store."""
         return self.store.find(*self._compute_key(spec, artifacts))
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
-        """Return the sha256 of the keyed files from outside the store, by their names in the key.
+        """Return the sha256 of the keyed external files, by their names in the key.
 
-        Raises RecipeError if one cannot be read, or has another digest than the recipe says.
+        Raises RecipeError if a file cannot be read, or its digest differs from the recipe's.
         """
         groups = group_files(spec.files)
         return {
@@ -97,7 +97,7 @@ class PlanState:
         }
 
     def tool_identities(self, spec: StageSpec) -> dict[str, str]:
-        """Return the identity of at least those distributions that the stage uses."""
+        """Return the identities of distributions, at least those that the stage uses."""
         for name in spec.tools:
             if name not in self._tools:
                 self._tools[name] = identify_tool(name, spec)
@@ -148,7 +148,7 @@ class PlanState:
     def _describe_inputs(
         self, spec: StageSpec, before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return which layers and kernels changed, by the stage that found them, as far as that is known."""
+        """Return the known changes of layers and kernels, by the stage that produces them."""
         described = {}
         if before["inputs"].get(_MODEL) != after["inputs"].get(_MODEL):
             described[import_model.NAME] = self._describe_layers(spec)
@@ -158,7 +158,7 @@ class PlanState:
         return described
 
     def _describe_layers(self, spec: StageSpec) -> str:
-        """Return which nodes are new or gone, or which weights have other shapes; empty if unknown."""
+        """Return which nodes were added or removed, or which weights changed shape; empty if unknown."""
         for need in spec.needs:
             last, new = self._earlier.get(need.stage_id), self.artifacts.get(need.stage_id)
             old = self.store.find(last) if last else None
@@ -171,7 +171,7 @@ class PlanState:
         return ""
 
     def _read_shapes(self, imported: Artifact) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a model's weights, by name; none if they are not known."""
+        """Return the shapes of a model's weights by name; empty if unknown."""
         files = {file.name: file.digest for file in imported.files}
         try:
             weights = read_safetensors(self.store.blobs.path(files[import_model.PARAMS]))
@@ -180,7 +180,7 @@ class PlanState:
         return {name: array.shape for name, array in weights.items()}
 
     def _read_kernels(self, digest: str) -> dict[str, str]:
-        """Return the names of the kernels of a model by their keys; none if they are not known."""
+        """Return workload key -> kernel name; empty if unknown."""
         try:
             tasks = json.loads(read_regular(self.store.blobs.path(digest)))
             return {task["key"]: task["names"][0] for task in tasks}
@@ -212,7 +212,7 @@ def _describe_kernels(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
 
 def identify_tool(name: str, spec: StageSpec) -> str:
-    """Return the identity of a distribution that a stage uses; EnvironmentProblem when it has none."""
+    """Return the identity of a distribution; EnvironmentProblem, with the stage, if it has none."""
     try:
         with explain_wait(IDENTITY_WAIT.format(name)):
             return packages.identity(name)
@@ -221,14 +221,14 @@ def identify_tool(name: str, spec: StageSpec) -> str:
 
 
 def evaluate_plan(plan: Plan, store: LocalStore, forced: Iterable[str] = ()) -> PlanState:
-    """Return the state of a plan before or after its run; stages in `forced` must run in any case."""
+    """Return the state of a plan before or after its run; stages in `forced` must run."""
     state = PlanState(store, forced)
     state.decide_all(plan)
     return state
 
 
 def input_digests(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
-    """Return the digest of each file of other stages that a stage reads, by `<stage>/<file>`."""
+    """Return `<stage>/<file>` -> digest of each file that a stage reads from other stages."""
     return {
         f"{need.stage}/{name}": digest
         for need in spec.needs
@@ -237,7 +237,7 @@ def input_digests(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> dict[st
 
 
 def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
-    """Check the files of a result against a lock file."""
+    """Check the files of a result against a lock file; LockMismatch if they differ."""
     digests = artifact.digests(())
     for name, expected in spec.pinned:
         actual = digests.get(name, "(not made)")
@@ -250,7 +250,7 @@ def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
 
 
 def _shorten(causes: tuple[str, ...]) -> str:
-    # a long cause ends with a list, such as all settings of a search
+    # A long cause ends with a list after a colon, such as all settings of a search.
     heads = (cause.partition(": ")[0] if len(cause) > _MAX_CAUSE else cause for cause in causes)
     shown, more = "; ".join([*heads][:_SHOWN_CAUSES]), len(causes) - _SHOWN_CAUSES
     return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,23 +1,22 @@
-"""The environment of a plan: all that it depends on besides the files that its recipes name.
+"""The environment that a plan depends on, beside the files that its recipes name.
 
-Imports next to nothing, for up-to-date runs.
+Imports almost nothing, for fast up-to-date runs.
 """
 
 import os
 import sys
 
-# Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs are visible.
-# Where TVM's libraries are looked for, too.
+# Search paths of toolchains, GPU drivers and TVM's libraries, and the visible GPUs.
 _VARIABLES = (
     *("PATH", "LD_LIBRARY_PATH", "TVM_LIBRARY_PATH"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES"),
 )
-# Files of NVIDIA's driver on a server, on a Jetson and on Windows' Linux, and where it describes itself.
+# Device files of NVIDIA's driver on a server, on a Jetson and in WSL, and its folder in /proc.
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 _DRIVER = "/proc/driver/nvidia"
 
-# Tokens for downloads, on which no plan depends.
+# Download tokens are secret, and no plan depends on them.
 _SECRET = "TVMFLOW_TOKEN_"
 
 # Files that editors and Python leave beside source files.
@@ -25,7 +24,7 @@ _NO_SOURCE = (".pyc", "~", ".swp")
 
 
 def describe_environment() -> str:
-    """Return a text that changes whenever the environment of a plan may have changed, but for the CPU."""
+    """Return a text that changes with the environment of a plan, except the CPU."""
     own = sorted(name for name in os.environ if name.startswith("TVMFLOW_"))
     names = [*_VARIABLES, *(name for name in own if not name.startswith(_SECRET))]
     lines = [f"{name}={without_password(os.environ.get(name, '-'))}" for name in names]
@@ -35,7 +34,7 @@ def describe_environment() -> str:
 
 
 def list_source_files() -> tuple[list[str], list[str]]:
-    """Return all folders and files of this package in a stable order, also those that exporters copy."""
+    """Return all folders and files of this package, including files that exporters copy, in stable order."""
     folders, files = [_package_root()], []
     for folder in folders:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -51,13 +50,13 @@ def _package_root() -> str:
 
 
 def without_password(word: str) -> str:
-    """Return a word without the user and password of a URL, which must not get into stored digests."""
+    """Remove user and password from a URL: they must not get into stored digests."""
     scheme, colon, rest = word.partition("://")
     return scheme + colon + (rest.rpartition("@")[2] if colon else rest)
 
 
 def _describe_gpus() -> list[str]:
-    """Return the report of NVIDIA's driver about itself and each GPU."""
+    """Return the reports of NVIDIA's driver about its version and each GPU."""
     reports: list[str] = []
     try:
         gpus = sorted(f"{entry.path}/information" for entry in os.scandir(f"{_DRIVER}/gpus"))
@@ -65,6 +64,6 @@ def _describe_gpus() -> list[str]:
             with open(path, encoding="utf-8", errors="replace") as stream:
                 reports.append(stream.read())
     except OSError:
-        # There is no such driver, or it reports less.
+        # The driver is missing or reports less.
         pass
     return reports

@@ -1,4 +1,4 @@
-"""Writes the recipe of a model: with its real inputs, and comments on optional changes."""
+"""Generator of a recipe for a model: with the model's inputs, and comments on optional changes."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ from tvmflow.targets.presets import NAMES, OTHER_NAMES, PRESETS, find_presets
 from tvmflow.targets.tvm_target import cpu_triple, gpu_arch
 
 SUFFIX: Final = ".tvmflow.yaml"
-"""How the name of a recipe ends by which editors know it."""
+"""Suffix by which editors recognize recipes."""
 
 _SYMBOL: Final = "-symbol.json"
 _MAX_NAME: Final = 100
 _FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMBOL: "mxnet"}
-# Minutes of tuning for models whose files have up to this many bytes.
+# (maximum bytes of a model, suggested minutes of tuning).
 _BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
 _LARGEST_BUDGET: Final = 30.0
-# A longer search delivers interim results, about this many times.
+# A search of more minutes than this delivers interim results, about `_PARTS` times.
 _LEAST_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
-# The batch size in the example of how to choose another one (`--shape`).
+# The batch size in the example for `--shape`.
 _OTHER_BATCH: Final = "8"
 _NO_CHECK: Final = "{against: none}"
 _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
 class Model(NamedTuple):
-    """A model as a recipe names it: the fields below `model`, and the bytes of its local files."""
+    """A model for a recipe: `source` has the fields below `model`, `size` the bytes of its local files."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Model(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """The choices of a user for a recipe; with `is_dynamic`, dynamic dimensions stay dynamic."""
+    """A user's choices for a recipe; `is_dynamic` keeps dynamic dimensions."""
 
     targets: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = {}
@@ -89,8 +89,8 @@ class Choices(NamedTuple):
 class NewRecipe(NamedTuple):
     """The text of a recipe, and its gaps and notes.
 
-    `open_lines` contain SIZE for unknown sizes, of the inputs in `open_shapes`. `batches_of_one` are the inputs whose
-    dynamic batch size became 1, with their shapes in the model and in the recipe.
+    `open_lines` are the numbers of lines with SIZE in place of an unknown size; `open_shapes` has the inputs with such
+    sizes. `batches_of_one` has the inputs whose dynamic batch became 1, with their shapes in model and recipe.
     """
 
     text: str
@@ -99,7 +99,7 @@ class NewRecipe(NamedTuple):
     batches_of_one: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({})
 
     def describe_batch(self) -> list[str]:
-        """Return a sentence about dynamic shapes that became 1, and how to choose another one; else nothing."""
+        """Return a note about dynamic batch sizes that became 1 and how to change them, if there are any."""
         if not self.batches_of_one:
             return []
         inputs = [f"{name} {dims}" for name, (dims, _) in self.batches_of_one.items()]
@@ -113,18 +113,18 @@ class NewRecipe(NamedTuple):
 
 
 def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
-    """Return a recipe's fields about a model, without importing a framework.
+    """Return a model's fields for a recipe, without importing a framework.
 
-    Addresses are pinned: by the current commit on the Hub, elsewhere by digests.
+    Addresses are pinned: on the Hub by the current commit, elsewhere by digests.
 
     Raises:
-        UsageError: when it is not a model that can be imported.
-        RecipeError: as the frontends do.
-        DownloadError: when the address cannot be looked up.
+        UsageError: if the file is not a model that can be imported.
+        RecipeError: if a frontend cannot read the model.
+        DownloadError: if the address cannot be looked up.
     """
     kind = _find_kind(model)
     model = sources.pin(model)
-    # the folder of the recipe may not exist yet
+    # Paths are relative to the current folder, because the recipe's folder may not exist yet.
     fields, pins = _describe_source(kind, model, Path()), {}
     try:
         files = _list_files(model, kind, fields, sources)
@@ -152,7 +152,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
 def _list_files(
     model: str, kind: str, fields: Mapping[str, Json], sources: SourceFiles
 ) -> tuple[InputFile, ...]:
-    """Return the files of a model, downloaded, by the fields of a recipe in the current folder."""
+    """Download and return the files of a model; paths in `fields` are relative to the current folder."""
     source = ModelSource.model_validate(fields)
     listed = FRONTENDS[kind].files(source, Path(), lambda *_: model, sources)
     return tuple(map(sources.fetch, listed))
@@ -208,7 +208,7 @@ def _describe_source(kind: str, model: str, folder: Path) -> dict[str, Json]:
 
 
 def _path_from(folder: Path, path: str) -> str:
-    """Return a path from a folder, or an absolute one where that is shorter."""
+    """Return a path relative to a folder, or absolute if that is shorter."""
     absolute = str(Path(path).absolute())
     relative = os.path.relpath(absolute, folder)
     name = relative if len(relative) < len(absolute) else absolute
@@ -220,7 +220,7 @@ def _path_from(folder: Path, path: str) -> str:
 
 
 def name_of(model: str) -> str:
-    """Return the name of the recipe of a model at a path or an address.
+    """Return the name of the recipe for a model at a path or address.
 
     >>> name_of("ResNet 50.onnx"), name_of("con.onnx")
     ('resnet-50', 'model-con')
@@ -234,7 +234,7 @@ def name_of(model: str) -> str:
 
 
 def write_recipe(model: Model, choices: Choices) -> NewRecipe:
-    """Return the recipe of a model; UsageError when a choice does not fit the model, or names nothing."""
+    """Return the recipe of a model; UsageError if a choice contradicts the model or is unknown."""
     requests = _check_shapes(model, choices.shapes)
     inputs = suggest_inputs(model.inputs, requests)
     dimensions = _list_dimensions(model, requests) if choices.is_dynamic else []
@@ -277,7 +277,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
 
 
 def _describe_states(model: Model) -> list[str]:
-    """Return comments that suggest `state` for inputs and outputs with such names."""
+    """Return comments that suggest `state` if names of inputs and outputs look like states."""
     states = suggest_states([value.name for value in model.inputs], model.outputs)
     if not states:
         return []
@@ -299,7 +299,7 @@ _QUANTIZE: Final = (
 
 
 def _check_readable(text: str, open_lines: Sequence[int]) -> None:
-    """Check that a recipe can be read, but for the lines in which sizes are to be filled in."""
+    """Check that a recipe can be read, except for lines with sizes to be filled in."""
     try:
         document = parse_yaml(Path("recipe"), text)
     except RecipeError as error:
@@ -315,13 +315,13 @@ def _check_readable(text: str, open_lines: Sequence[int]) -> None:
 
 
 def _list_free(value: ModelInput) -> list[str]:
-    """Return the recipe's sizes for dynamic dimensions of the model."""
+    """Return the suggested sizes for an input's dynamic dimensions."""
     pairs = zip(value.dims or (), suggest_shape(value), strict=True)
     return [suggested for size, suggested in pairs if str(size) != suggested]
 
 
 def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[InputRequest]:
-    """Return the recipe's request for each input."""
+    """Return the request for each input; UsageError if a shape contradicts the model."""
     names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
     requests = [InputRequest(name, shapes.get(name)) for name in names]
     if problems := list(find_mismatches(model.inputs, requests)):
@@ -374,7 +374,7 @@ def _describe_targets(targets: Sequence[str]) -> list[str]:
 
 
 def _describe_target(name: str) -> list[str]:
-    """Return the lines of a target, with the fields that differ where this machine does not run it."""
+    """Return the lines of a target; one that cannot run here also disables tuning and local verification."""
     tvm, host = PRESETS[OTHER_NAMES.get(name, name)].tvm, read_host()
     platform = parse_triple(cpu_triple(tvm or {}))
     is_like_host = platform.arch == host.arch and not find_system_mismatch(platform, host)
@@ -395,7 +395,7 @@ def _describe_target(name: str) -> list[str]:
 
 
 def _list_gpu_targets() -> list[str]:
-    """Return the preset of this machine's GPU, if there are both."""
+    """Return the preset for this machine's GPU, if any."""
     gpu = detect_gpu().gpu
     if gpu is None:
         return []

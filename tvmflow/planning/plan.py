@@ -1,4 +1,4 @@
-"""Turns recipes into a plan: which stages, with which settings, fed by which. Pure: no disk, no TVM."""
+"""Plans from recipes: stages, their settings and dependencies. Uses neither the disk nor TVM."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 _log: Final = logging.getLogger(__name__)
 
-# Scopes of stages that run for the ISA levels of a target, and not for the target itself.
+# Scopes of stages that run for ISA levels of a target, not for the target itself.
 _LEVEL_SCOPES: Final = ("level", "measured")
-# The stages that may provide the files of another: of most, none does.
+# Stage -> stages that may replace it as the provider of its files.
 _SUBSTITUTES: Final = {
     other: tuple(name for name, stage in STAGES.items() if stage.TRAITS.replaces == other)
     for other in {stage.TRAITS.replaces for stage in STAGES.values()}
@@ -36,7 +36,7 @@ _SUBSTITUTES: Final = {
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
-    """Return the stages of all recipes, each after its inputs; RecipeError for problems of `check_plan`."""
+    """Return the plan of all recipes in topological order; RecipeError for problems of `check_plan`."""
     problems = check_plan(recipes)
     if problems:
         raise RecipeError(problems)
@@ -58,12 +58,12 @@ def _origin(planned: PlannedRecipe) -> RecipeOrigin:
 
 
 def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
-    """Yield the stages of a recipe's pipeline, and the stages that they add, in order."""
+    """Yield the stages of a recipe's pipeline, and the stages that they imply, in order."""
     planned_ids: set[str] = set()
     for name in planned.stages:
         for added in _with_added(name):
             for target in _subjects(planned, added):
-                # one that is added with several stages comes with the first of them
+                # A stage that several stages imply comes with the first of them.
                 if _stage_id(planned, added, target.name if target else "") not in planned_ids:
                     spec = _spec(planned, added, target, planned_ids)
                     planned_ids.add(spec.id)
@@ -71,12 +71,12 @@ def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
 
 
 def _with_added(name: str) -> list[str]:
-    """Return a stage of a pipeline and the stages that it adds, each after its inputs."""
+    """Return a stage of a pipeline and the stages that it implies, in topological order."""
     return [other for other, stage in STAGES.items() if name in (other, *stage.TRAITS.added_with)]
 
 
 def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
-    """Return the unit that a stage runs once for."""
+    """Return the targets for which a stage runs; None stands for the whole model."""
     traits = STAGES[name].TRAITS
     if traits.scope == "model":
         all_partitioned = len(planned.partitioned) == len(planned.targets)
@@ -93,7 +93,7 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
         "measured": [
             machine.measured_isa_level
             for machine in machines
-            # without a search, the measured ISA level has schedules by rule, like all others
+            # Without a search, rules schedule the measured ISA level, like all others.
             if not machine.levels or planned.recipe_for(machine).tune.trials
         ],
         "part": [machine for target in partitioned for machine in target.parts],
@@ -130,9 +130,9 @@ def _spec(
 
 
 def _deliver_every_s(recipe: Recipe, traits: StageTraits) -> float | None:
-    """Return how long a search runs until its interim delivery; None for to its end."""
+    """Return the seconds of search between interim deliveries; None for no such delivery."""
     tune = recipe.tune
-    # incomplete results are not delivered
+    # Interim results could fail these gates.
     has_gates = tune.min_speedup is not None or tune.min_coverage is not None
     if not traits.forecast or not tune.trials or tune.deliver_every is None or has_gates:
         return None
@@ -140,7 +140,7 @@ def _deliver_every_s(recipe: Recipe, traits: StageTraits) -> float | None:
 
 
 def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator[Need]:
-    """Yield the files of other stages that a stage reads, whether those are planned or not."""
+    """Yield the files that a stage reads from other stages, including stages that are not planned."""
     traits = STAGES[name].TRAITS
     for other, files in traits.needs.items():
         if target is None:
@@ -167,10 +167,10 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
 
 
 def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
-    """Return the stage that provides the files of `other` to a stage of this target.
+    """Return the stage that provides the files of `other` to the stage `name`.
 
-    A part is a model by itself to most stages, and a partitioned target has one library: other stages replace
-    `import` and `export`. A quantized model replaces an imported one.
+    For a partitioned model, other stages replace `import` (which provides the whole model) and `export` (which provides
+    a part). For a quantized model, `quantize` replaces `import`.
     """
     if other not in _SUBSTITUTES:
         return other
@@ -189,7 +189,7 @@ def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
 
 
 def _target_of(maker: str, target: Target) -> str:
-    """Return the target in the id of the stage that provides something for `target`."""
+    """Return the target in the id of the stage `maker` that provides files for `target`."""
     scope = STAGES[maker].TRAITS.scope
     if isinstance(target, PartitionedTarget):
         return target.name
@@ -201,7 +201,7 @@ def _target_of(maker: str, target: Target) -> str:
 
 
 def list_known_tools(planned: PlannedRecipe) -> list[str]:
-    """Return the distributions that the stages of a recipe use, whatever its targets are."""
+    """Return the distributions that the stages of a recipe use for any target."""
     names = dict.fromkeys(added for name in planned.stages for added in _with_added(name))
     tools = (tool for name in names for tool in _tools(planned, None, STAGES[name].TRAITS))
     return list(dict.fromkeys(tools))
@@ -221,7 +221,7 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
         for name in compare.runtimes if compare else ():
             yield from PEERS[name].traits.tools
     if DATA in traits.reads and any(spec.image for spec in recipe.inputs.values()):
-        # the decoder of images, and the reference of the preprocessing
+        # Pillow decodes images, and is the reference of the preprocessing.
         yield from ["pillow"] if is_pillow_installed() else []
     if traits.compiles_kernels and isinstance(target, ResolvedTarget):
         yield from backend_for(target.tvm).TOOLS
@@ -230,11 +230,11 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
 def _input_files(
     planned: PlannedRecipe, target: Target | None, traits: StageTraits
 ) -> Iterator[InputFile]:
-    """Yield the files from outside the store that a stage reads."""
+    """Yield the external files that a stage reads."""
     if "model" in traits.reads:
         yield from planned.model_files
     if "reference" in traits.reads:
-        # import depends on the model's bytes already; a file that means the same verifies the same
+        # The imported model is in the key already: equivalent files give the same reference.
         yield from (file._replace(keyed=False) for file in planned.model_files)
     if "operators" in traits.reads:
         yield from planned.operator_files
@@ -251,19 +251,19 @@ def _input_files(
 
 
 def _data_files(planned: PlannedRecipe, role: str, data: str, where: str) -> Iterator[InputFile]:
-    """Yield the file of `verify.data` or `quantize.data`, and the images that it names."""
+    """Yield the file of `verify.data` or `quantize.data`, or its images."""
     path = planned.loaded.path.parent.absolute() / data
     images = planned.images.get(data)
     if images is None or is_table(data):
         yield InputFile(role, str(path), where)
     folder = path.parent if is_table(data) else path
-    # a table may name an image twice
+    # A table may list an image twice.
     for file in dict.fromkeys(images or ()):
         yield InputFile(f"{role}/{file}", str(folder / file), where, folder=str(folder))
 
 
 def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iterator[Delivery]:
-    """Yield the files of each target's folder in `dist`: none before all are verified."""
+    """Yield the files of each target's folder in `dist`; a file is delivered after the target's last gate."""
     name = planned.recipe.name
     gates = [stage for stage in planned.stages if STAGES[stage].TRAITS.run.is_gate]
     for target in planned.targets:
@@ -277,7 +277,7 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
 
 
 def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
-    """Yield each stage with the targets that it may run for to deliver something of a target."""
+    """Yield each stage that may deliver files of a target, with the target that it runs for."""
     for machine in resolved_targets(target):
         for name, stage in STAGES.items():
             if stage.TRAITS.scope == "machine":
@@ -290,7 +290,7 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
 
 
 def find_stages(plan: Plan, name: str) -> tuple[StageSpec, ...]:
-    """Return the stages of a name on the command line: [RECIPE:]STAGE[/TARGET]; UsageError for none."""
+    """Return the stages that a command-line name `[RECIPE:]STAGE[/TARGET]` selects; UsageError for none."""
     specs = tuple(spec for spec in plan.stages if name in _list_names(spec))
     if specs:
         return specs

@@ -1,4 +1,4 @@
-"""From the request of a command line to a plan."""
+"""Planning of a command line's request: recipes, targets, files and checks."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
 
 
 class RunRequest(NamedTuple):
-    """The request of a command line: recipes, or one pipeline that names recipes; empty filters for all.
+    """The request of a command line: recipes, or a pipeline that names recipes; empty filters select all.
 
-    `pipeline` replaces those of the recipes, `until` is the last stage to run, and stages in `force` run in any case.
-    With `updates_lock`, `lock` is not enforced, but its targets and schedules are used, and it is written again.
-    `minutes` of search for each target replace the budgets in the recipes; 0 for no search.
+    `pipeline` replaces the recipes' pipelines, `until` is the last stage to run, and stages in `force` must run. With
+    `updates_lock`, the lock file is not enforced: its targets and schedules are used, and the file is written again.
+    `minutes` of search per target replace the recipes' budgets; 0 for no search.
     """
 
     recipes: tuple[str, ...]
@@ -86,11 +86,11 @@ class RunRequest(NamedTuple):
 
 
 def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | None]:
-    """Return all recipes of a request, and the pipeline that it names in place of recipes.
+    """Return all recipes of a request, and its pipeline if it names one in place of recipes.
 
     Raises:
         RecipeError: with all mistakes in all recipes and pipelines.
-        UsageError: when the request names something that does not exist.
+        UsageError: if the request names a target, variant, stage or file that does not exist.
     """
     if request.minutes is not None and request.lock and not request.updates_lock:
         raise UsageError(
@@ -134,7 +134,7 @@ def _find_pipeline(request: RunRequest) -> Pipeline | None:
 
 def _load_recipes(paths: Iterable[str]) -> list[LoadedRecipe]:
     loaded, errors = [], []
-    # a file that is named twice, whatever the way to its folder, is one recipe
+    # Different paths to the same file are one recipe.
     named: dict[Path, Path] = {}
     for path in map(Path, paths):
         named.setdefault(Path(os.path.realpath(path.parent), path.name), path)
@@ -165,7 +165,7 @@ def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
 
 
 def _with_minutes(entry: LoadedRecipe, minutes: float) -> LoadedRecipe:
-    """Return a recipe whose search has another budget, for all of its targets and their parts."""
+    """Replace the search budget of a recipe, its targets and their parts."""
     budget = {"minutes": minutes} if minutes else {"trials": 0}
     fields = list_set_fields(entry.recipe)
     fields["tune"] = {**_list_other_fields(entry.recipe.tune), **budget}
@@ -180,13 +180,13 @@ def _with_minutes(entry: LoadedRecipe, minutes: float) -> LoadedRecipe:
 
 
 def _list_other_fields(tune: ClosedModel) -> dict[str, Any]:
-    """Return the fields of `tune`, or of overrides of it, that are set and not a budget."""
+    """Return the explicitly set fields of `tune`, or of its overrides, without the budget."""
     fields = list_set_fields(tune)
     return {name: fields[name] for name in fields if name not in ("trials", "minutes")}
 
 
 def _without_budget(target: BuildTarget) -> BuildTarget:
-    """Return a target, or a part, that has the budget of its recipe."""
+    """Return a target or part without its own search budget."""
     changes: dict[str, Any] = {}
     if target.tune is not None:
         overrides = _list_other_fields(target.tune)
@@ -197,7 +197,7 @@ def _without_budget(target: BuildTarget) -> BuildTarget:
 
 
 def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
-    """Check that the stage, the targets and the variants of a request exist."""
+    """Raise UsageError unless the stage, the targets and the variants of a request exist."""
     targets = {target.name for entry in recipes for target in entry.recipe.targets}
     variants = {variant for entry in recipes for variant in entry.recipe.variants}
     until = () if request.until is None else (request.until,)
@@ -235,10 +235,10 @@ def resolve_targets(
     lock: Lock | None,
     query: Query = query_targets_in_process,
 ) -> tuple[tuple[Target, ...], tuple[Path, ...]]:
-    """Resolve the targets of a recipe; also return all paths where programs were looked for.
+    """Resolve the targets of a recipe; also return all paths that were searched for linkers.
 
-    In a locked run, `host` is the host that the lock file was written on. Raises RecipeError with every target that
-    LLVM does not know and every linker that is not installed.
+    In a locked run, `host` is the host from the lock file. Raises RecipeError with every target that LLVM does not know
+    and every linker that is not installed.
     """
     entries = _list_entries(recipe, only)
     toolchains, reads = _identify_toolchains(recipe, entries, store)
@@ -248,7 +248,7 @@ def resolve_targets(
 
 
 def _join_builds(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Target:
-    """Return a target of its parts, or its levels, or itself."""
+    """Combine the resolved parts or ISA levels of a target, if it has any."""
     if spec.parts:
         return _partition(spec, resolved)
     if spec.all_isa_levels:
@@ -263,7 +263,7 @@ def _join_builds(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Ta
 
 
 def _list_entries(recipe: LoadedRecipe, only: Sequence[str]) -> dict[str, _Entry]:
-    """Return every target that code is built for, by name: a target, or each part of one."""
+    """Return the targets to build for by name: single targets, parts and ISA levels."""
     entries: dict[str, _Entry] = {}
     for index, spec in enumerate(recipe.recipe.targets):
         if only and spec.name not in only:
@@ -317,7 +317,7 @@ def _find_locked_host(
 
 
 def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> PartitionedTarget:
-    """Return a target of several parts; each part reads the tensors that the parts before it give."""
+    """Return a partitioned target; each part can read the output tensors of all earlier parts."""
     parts: list[ResolvedTarget] = []
     tensors: tuple[str, ...] = ()
     for name, part in zip(spec.build_targets(), spec.parts, strict=True):
@@ -333,7 +333,7 @@ def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Part
 def _identify_toolchains(
     recipe: LoadedRecipe, entries: Mapping[str, _Entry], store: LocalStore
 ) -> tuple[dict[str, Json], tuple[Path, ...]]:
-    """Return the identity of each target's own linker, and every path where it was looked for."""
+    """Return the identity of each target's own linker, and all paths that were searched."""
     identities: dict[str, Json] = {}
     reads: list[Path] = []
     problems = []
@@ -358,7 +358,7 @@ def _identify_toolchains(
 
 
 def _identify_linker(linker: str, flags: Sequence[str], path: str, store: LocalStore) -> Json:
-    """Return the identity of a linker; each program is asked for its version once."""
+    """Return the identity of a linker; the store caches the version of each program."""
     digest = FileDigests(store).digest(path)
     version = store.notes.read("facts", f"linker-{digest}")
     if version is None:
@@ -371,7 +371,7 @@ _log = logging.getLogger(__name__)
 
 
 class PreparedRun(NamedTuple):
-    """A plan with its recipes, all files that were read, and the ids of stages that run in any case."""
+    """A plan with its recipes, all files that were read, and the ids of stages that must run."""
 
     plan: Plan
     recipes: tuple[PlannedRecipe, ...]
@@ -382,7 +382,7 @@ class PreparedRun(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True if the recipes are run alone, and neither released nor tuned together."""
+        """True if the run neither makes a release nor spends a shared tuning budget."""
         return self.pipeline is None or not (self.pipeline.release or self.pipeline.retune)
 
 
@@ -392,12 +392,12 @@ def prepare_run(
     on_download: OnProgress | None = None,
     query: Query = query_targets_in_process,
 ) -> PreparedRun:
-    """Plan the request of a command line; `query` asks LLVM about targets that the store does not know.
+    """Plan the request of a command line; `query` asks LLVM about targets without facts in the store.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
-        DownloadError: when the address of a model has to be looked up, and cannot be.
-        UsageError: when the request names something that does not exist.
+        DownloadError: if the address of a model cannot be looked up.
+        UsageError: if the request names something that does not exist.
     """
     started_ns = time.time_ns()
     loaded, pipeline = load_request(request)
@@ -415,7 +415,7 @@ def prepare_run(
         planned += recipes
         reads += recipe_reads
     if errors:
-        # A pipeline that several recipes share has the same mistakes for each of them.
+        # Mistakes in a pipeline that several recipes share are reported once.
         raise merge_recipe_errors(errors)
     plan = make_plan(planned)
     if lock and not request.updates_lock:
@@ -435,14 +435,14 @@ def _plan_recipe(
     sources: SourceFiles,
     query: Query,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
-    """Return a recipe, or its variants, with stages, targets and model files; and all files read."""
+    """Plan a recipe or each of its variants; also return all files read."""
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
-    # A pipeline of that name may be created in a folder that is searched first.
+    # All candidates are watched: a pipeline of that name may appear in a folder that is searched first.
     pipeline_name = request.pipeline or recipe.recipe.pipeline
     reads = [*recipe.read, pipeline.path, *pipeline_candidates(pipeline_name, recipe.path.parent)]
     model, folder = recipe.recipe.model, recipe.path.parent.absolute()
     files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"), sources)
-    # The model itself names the further files that it consists of.
+    # A model file is watched, because it names the other files of the model.
     reads += [Path(file.path) for file in files if file.role == "model" and file.path]
     names, where = recipe.recipe.operators, partial(recipe.where, "operators")
     operators = list_operator_files(names, folder, where)
@@ -461,8 +461,8 @@ def _plan_recipe(
     bare = PlannedRecipe(
         recipe, stages, (), files, next(iter(variants), ""), str(pipeline.path), operators.files
     )
-    # LLVM may have to be asked about the targets, by a process that loads TVM meanwhile; this one
-    # remembers identities, and the stage that needs one reports a problem with it
+    # Identities are computed here while another process may still load TVM to query LLVM. The stage that
+    # needs a package reports problems with it.
     for name in list_known_tools(bare):
         with contextlib.suppress(EnvironmentProblem), explain_wait(IDENTITY_WAIT.format(name)):
             packages.identity(name)
@@ -471,7 +471,7 @@ def _plan_recipe(
     problems: list[str] = []
     signatures = [read_recipe_signature(entry, problems) for entry in planned]
     if problems:
-        # A problem of one variant is a problem of all.
+        # Variants share most problems, which are reported once.
         raise RecipeError(list(dict.fromkeys(problems)))
     images = list_images(zip(planned, signatures, strict=True))
     planned = [entry._replace(images=images.files) for entry in planned]
@@ -479,11 +479,11 @@ def _plan_recipe(
 
 
 def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signature:
-    """Return the signature of a library, as far as the model's files specify it."""
+    """Return the signature of a library, from the model's files if they are local; add `problems`."""
     recipe = planned.recipe
     frontend = FRONTENDS[recipe.model.kind]
     if not planned.model_files[0].path:
-        # the import says it of a model that has yet to be downloaded
+        # `import` checks a model that is not downloaded yet.
         return Signature()
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = recipe.list_requests()
@@ -508,12 +508,12 @@ def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signat
 
 
 _VERIFIED: Final = "verify.data"
-# This many images of a folder are opened, which takes half a second.
+# Opening this many images takes half a second.
 _MAX_OPENED: Final = 1000
 
 
 class Signature(NamedTuple):
-    """The known inputs of a library, and its first output, whose scores labels name; None if unknown."""
+    """The inputs of a library, and its first output with the scores of the labels; None if unknown."""
 
     inputs: tuple[TensorSpec, ...] | None = None
     scores: TensorSpec | None = None
@@ -522,10 +522,10 @@ class Signature(NamedTuple):
 def read_signature(
     inputs: Sequence[ModelInput], outputs: Sequence[ModelOutput], requests: Sequence[InputRequest]
 ) -> Signature:
-    """Return the signature of a library whose recipe fits the model."""
+    """Return the signature of a library from a model and a recipe without mismatches."""
     bound = {request.name for request in requests if request.value is not None}
     specs = {spec.name: spec for spec in resolve_inputs(inputs, requests)}
-    # the sizes of outputs in the file are those for its own inputs; another batch changes no scores
+    # Sizes of outputs in the file are valid only for the model's own input sizes, except for another batch.
     is_unchanged = all(
         isinstance(dim, str) or dim == size
         for value in inputs
@@ -541,14 +541,14 @@ def read_signature(
 
 
 class ImageFiles(NamedTuple):
-    """The images of each `verify.data`, by their paths in its folder, and all files that were read."""
+    """Data -> paths of its images inside the data's folder, and all files that were read."""
 
     files: dict[str, tuple[str, ...]]
     read: list[Path]
 
 
 def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Iterator[str]:
-    """Yield where the preprocessing of a recipe does not fit its inputs, as far as shapes are known."""
+    """Yield problems of image preprocessing that does not match its input."""
     specs = {spec.name: spec for spec in inputs}
     for name, spec in planned.recipe.inputs.items():
         if spec.image is None:
@@ -562,10 +562,7 @@ def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Ite
 
 
 def list_images(recipes: Iterable[tuple[PlannedRecipe, Signature]]) -> ImageFiles:
-    """List the images that stages of recipes and their variants read.
-
-    Raises RecipeError with all problems of data and labels.
-    """
+    """List the images that recipes and variants read; RecipeError with all problems of data and labels."""
     listed = ImageFiles({}, [])
     problems = [
         problem
@@ -620,7 +617,7 @@ def _list_problems(
 
 
 def _list_data(planned: PlannedRecipe, target: Target) -> Iterator[tuple[str, str, str]]:
-    """Yield the data that stages read for a target: their field, path, and the field's position."""
+    """Yield field, path, and position of the field for the data that stages of a target read."""
     recipe = planned.recipe_for(target)
     is_read = recipe.quantize is not None or verify.NAME in planned.stages
     if recipe.verify.data is not None and is_read:
@@ -631,7 +628,7 @@ def _list_data(planned: PlannedRecipe, target: Target) -> Iterator[tuple[str, st
 
 
 def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
-    """Return the images of `verify.data`, which is at a path."""
+    """Add the images of `data`, a table or folder at `path`, to `listed`, and return them."""
     if is_table(data):
         images, read = read_table(path), [path]
         for file in dict.fromkeys(images.files):
@@ -645,7 +642,7 @@ def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
 
 
 def _check_arrays(path: Path) -> None:
-    """Check that a file may be an npz file, by its beginning and the names of its members."""
+    """Raise ValueError if a file is certainly not an npz file."""
     kind = recognize(path)
     if kind in (NPZ, ZIP):
         return
@@ -659,7 +656,7 @@ def _check_arrays(path: Path) -> None:
 
 
 def _list_accuracy_limits(recipe: Recipe) -> list[str]:
-    """Return the limits of a recipe that need labels."""
+    """Return the accuracy limits of a recipe, which need labels."""
     fields = (("verify", "min_accuracy"), ("quantize", "max_accuracy_drop"))
     values = (
         (f"{name}.{limit}", getattr(getattr(recipe, name), limit, None)) for name, limit in fields
@@ -668,9 +665,9 @@ def _list_accuracy_limits(recipe: Recipe) -> list[str]:
 
 
 def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> None:
-    """Check that arrays fit the model's inputs, and have enough samples and the labels for limits.
+    """Check that arrays match the model's inputs, and have enough samples, and labels if limits need them.
 
-    Raises StageError as the stage that reads them, or ValueError for too few samples.
+    Raises StageError for mismatches, or ValueError for too few samples.
     """
     if signature.inputs is None:
         return
@@ -692,7 +689,7 @@ def _check_fit(recipe: Recipe, field: str, path: Path, signature: Signature) -> 
 
 
 def _open_images(path: Path, images: ImageList) -> None:
-    """Check that files are images, by their first bytes."""
+    """Check a selection of files, by their first bytes, for being images."""
     folder = path.parent if path.is_file() else path
     step = -(-len(images.files) // _MAX_OPENED)
     check_files(folder / file for file in images.files[::step])
@@ -706,7 +703,7 @@ def _check(
     *,
     is_verified: bool,
 ) -> None:
-    """Check that images have an input, classes where these are needed, and labels for them."""
+    """Check that exactly one input takes images, and that required classes and labels exist."""
     inputs = [name for name, spec in recipe.inputs.items() if spec.image is not None]
     if len(inputs) != 1:
         count = "no input" if not inputs else f"{len(inputs)} inputs"

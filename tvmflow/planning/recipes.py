@@ -1,4 +1,4 @@
-"""Recipes and pipelines, loaded from their files; all mistakes of a file are reported together."""
+"""Loaders of recipe and pipeline files; all mistakes in a file are reported together."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _StageName = Annotated[str, one_of(pipeline_stages(), "a stage"), schema_enum(pi
 
 
 class Pipeline(NamedTuple):
-    """The stages of a run in order; a pipeline run by itself also names recipes, and later actions.
+    """The stages of a run in order; a pipeline may also name recipes, and a release to make.
 
-    `targets` replace those of its recipes. `where` returns `file:line:column` of a field.
+    `targets` replace the targets of its recipes. `where` returns `file:line:column` of a field.
     """
 
     name: str
@@ -104,20 +104,20 @@ class PipelineFile(ClosedModel):
             missing = [need for need in required_stages(name) if need not in earlier]
             missing += [need for need in optional if need in value and need not in earlier]
             if missing:
-                # Its last need is the one closest to it.
+                # The last missing stage is the closest in the order of stages.
                 raise field_error(f"'{name}' needs '{missing[-1]}' before it", index)
         return value
 
 
 def pipeline_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a pipeline, for editors. A target may also be the name of a preset."""
+    """Return the JSON Schema of a pipeline, for editors."""
     schema = published_schema(PipelineFile, "pipeline")
     add_presets(schema["properties"]["targets"])
     return schema
 
 
 def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
-    """Return a pipeline by its name, or from a file; RecipeError with all of its mistakes."""
+    """Load a pipeline by its name or path; RecipeError with all mistakes in its file."""
     path = next(iter(_find_pipelines(name, base)), base / name)
     if mismatch := find_mismatch(path, PIPELINE):
         raise RecipeError(mismatch.text, fix=mismatch.fix)
@@ -149,7 +149,7 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
 
 
 def is_pipeline(path: Path) -> bool:
-    """Return whether a file is a pipeline and not a recipe, by the field that it begins with."""
+    """Return whether a file is a pipeline, which begins with the field `pipeline`."""
     if not is_file(path):
         return False
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as lines:
@@ -159,27 +159,27 @@ def is_pipeline(path: Path) -> bool:
 
 
 def pipeline_candidates(name: str, base: Path = Path()) -> list[Path]:
-    """Return the files that a pipeline may be read from, in order of precedence; not all of them exist."""
+    """Return the possible files of a pipeline in order of precedence; they may be missing."""
     if name.endswith((".yaml", ".yml")):
         return [base / name]
     return [folder / f"{name}.yaml" for folder in _pipeline_folders()]
 
 
 def _find_pipelines(name: str, base: Path) -> list[Path]:
-    """Return the candidates that exist; a file that is named by its path, whether it exists or not."""
+    """Return the existing candidates; a path is returned even if it does not exist."""
     paths = pipeline_candidates(name, base)
     return paths if paths == [base / name] else [path for path in paths if is_file(path)]
 
 
 def _pipeline_folders() -> list[Path]:
-    """Return the folders of named pipelines: here, in the project, the installed package, the checkout."""
+    """Return the folders of named pipelines: current folder, project, installed package, checkout."""
     project = Path(shortest_path(find_project().root))
     packaged = map(Path, list_packaged_paths("pipelines"))
     return list(dict.fromkeys([Path("pipelines"), project / "pipelines", *packaged]))
 
 
 def missing_pipeline_text(name: str, base: Path) -> str:
-    """Return the problem if there is no such pipeline, or an empty string."""
+    """Return the problem if a pipeline does not exist, or an empty string."""
     paths = _find_pipelines(name, base)
     if paths and is_file(paths[0]):
         return ""
@@ -207,7 +207,7 @@ class LoadedRecipe(NamedTuple):
 
 
 def load_recipe(path: Path) -> LoadedRecipe:
-    """Return the recipe in a file; RecipeError with all mistakes, each `file:line:column: field: problem`."""
+    """Load a recipe; RecipeError with all mistakes, each `file:line:column: field: problem`."""
     if mismatch := find_mismatch(path, RECIPE):
         raise RecipeError(mismatch.text, fix=mismatch.fix)
     document = read_yaml(path)
@@ -222,7 +222,7 @@ def load_recipe(path: Path) -> LoadedRecipe:
 
 
 def _missing_files(document: Document) -> Iterator[Problem]:
-    """Yield a problem for every missing file, also of a document that is not a valid recipe."""
+    """Yield a problem for every missing file; the document may be an invalid recipe."""
     base = document.path.parent
     model = document.value_at("model")
     for frontend in FRONTENDS.values() if isinstance(model, dict) else ():
@@ -244,7 +244,7 @@ def _missing_files(document: Document) -> Iterator[Problem]:
 
 
 def _list_owners(document: Document) -> list[Loc]:
-    """Return the paths of the recipe, of its targets and of its variants."""
+    """Return the paths of sections that may have overrides: the recipe, its targets and its variants."""
     targets, variants = document.value_at("targets"), document.value_at("variants")
     count = len(targets) if isinstance(targets, list) else 0
     names = variants if isinstance(variants, dict) else ()
@@ -254,7 +254,7 @@ def _list_owners(document: Document) -> list[Loc]:
 def _missing_file(
     document: Document, *loc: str | int, is_valid: Callable[[Path], bool] = is_file
 ) -> Iterator[Problem]:
-    """Yield a problem if the path at `loc` is neither a file nor valid otherwise."""
+    """Yield a problem if the path at `loc` is neither a file nor accepted by `is_valid`."""
     name = document.value_at(*loc)
     path = document.path.parent / name if isinstance(name, str) and name else None
     if path and not (is_file(path) or is_valid(path)):
@@ -277,10 +277,10 @@ class _Fields(NamedTuple):
 
 
 class PlannedRecipe(_Fields):
-    """A recipe, or a `variant` of it, with all that its plan depends on.
+    """A recipe, or a `variant` of it, with all values that its plan depends on.
 
-    `pipeline` is the file that replaces the recipe's own; empty for none. `images` are the files of each
-    `verify.data`, by their paths in its folder.
+    `pipeline` is the file that replaces the recipe's pipeline, or empty. `images` maps each `verify.data` and
+    `quantize.data` to the paths of its images inside the data's folder.
     """
 
     @cached_property
@@ -290,7 +290,7 @@ class PlannedRecipe(_Fields):
         return recipe.for_variant(self.variant) if self.variant else recipe
 
     def input_loc(self, problem: InputProblem) -> tuple[str, ...]:
-        """Return the path of an input that does not fit, in the variant where that sets the field."""
+        """Return the path of an input with a problem: in the variant if that sets the field."""
         if self.variant:
             inputs = self.loaded.recipe.variants[self.variant].inputs
             spec = inputs.get(problem.input)
@@ -299,7 +299,7 @@ class PlannedRecipe(_Fields):
         return problem.loc
 
     def setting_loc(self, section: str, field: str) -> tuple[str, ...]:
-        """Return the path of a setting without per-target overrides, in the variant where that sets it."""
+        """Return the path of a setting, ignoring targets: in the variant if that sets it."""
         if self.variant:
             overrides = getattr(self.loaded.recipe.variants[self.variant], section)
             if overrides is not None and field in overrides.model_fields_set:
@@ -308,11 +308,11 @@ class PlannedRecipe(_Fields):
 
     @property
     def partitioned(self) -> tuple[PartitionedTarget, ...]:
-        """The targets that have several parts."""
+        """The partitioned targets."""
         return tuple(target for target in self.targets if isinstance(target, PartitionedTarget))
 
     def recipe_for(self, target: Target | None) -> Recipe:
-        """Return the recipe with the overrides of a target, or of a part of one."""
+        """Return the recipe with the overrides of a target or part."""
         if target is None:
             return self.recipe
         if target.name not in self._recipes:
@@ -321,17 +321,17 @@ class PlannedRecipe(_Fields):
 
     @cached_property
     def _recipes(self) -> dict[str, Recipe]:
-        # Planning reads each many times, and making one takes as long as all else about a stage.
+        # Cached, because applying overrides takes as long as all other planning of a stage.
         return {}
 
     def where(self, target: Target, *loc: str | int) -> str:
-        """Return `file:line:column` of a target in the recipe, of a part of one, or of a field in it."""
+        """Return `file:line:column` of a target, a part, or one of its fields."""
         return self.loaded.where("targets", *self._positions.get(target.name, ()), *loc)
 
     def setting_position(
         self, target: Target | None, section: str, field: str, *loc: str | int
     ) -> str:
-        """Return `file:line:column` of a setting that a target has: its own, or that of the recipe or variant."""
+        """Return `file:line:column` of a target's setting: its own, or the recipe's or variant's."""
         if target is not None:
             forms = (self.recipe_for(target), self.recipe)
             own, general = (getattr(getattr(form, section), field) for form in forms)
@@ -341,7 +341,7 @@ class PlannedRecipe(_Fields):
 
     @cached_property
     def _positions(self) -> dict[str, tuple[str | int, ...]]:
-        """The position of each target, and of each part, in the list of targets."""
+        """The path of each target and part below `targets`."""
         positions: dict[str, tuple[str | int, ...]] = {}
         for index, spec in enumerate(self.loaded.recipe.targets):
             for part_index, name in enumerate(spec.build_targets()):
@@ -352,5 +352,5 @@ class PlannedRecipe(_Fields):
 
 
 def resolved_targets(target: Target) -> tuple[ResolvedTarget, ...]:
-    """Return the targets that code is built for: the target itself, or its parts."""
+    """Return the targets to build for: the target itself, or its parts."""
     return target.parts if isinstance(target, PartitionedTarget) else (target,)
