@@ -1,7 +1,6 @@
-"""Provenance of delivered files: written beside them, signed, shown, and checked later.
+"""Provenance of delivered files: statements and bills of materials, their signatures and checks.
 
-Owns statements, bills of materials and their checks. Imports executors and what is below it. Other folders import
-only the names below, and each loads its module when it is first read.
+Imports executors and below. Other folders import only the names below, each of which loads its module on first access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks and inspects delivered files, by statements, signatures and content. Nothing in them is run."""
+"""Check and inspection of delivered files by statements, signatures and content, without running them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 def check_file(
     path: Path, statements: Sequence[SignedStatement], max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Finding:
-    """Compare a file with statements, and a bundle, up to a size, also with its own manifest."""
+    """Compare a file with statements; compare a bundle of up to `max_bytes` also with its manifest."""
     if path.is_symlink() or not path.is_file():
         return Finding(path, False, "it is not a regular file, and nothing else was delivered")
     try:
@@ -96,10 +96,10 @@ def check_delivered(
     statements: Sequence[Path] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Iterator[Finding]:
-    """Yield a finding for a file, or for every file in a folder and every missing one.
+    """Yield a finding for a file, or for every present or missing file of a folder.
 
-    One of the trusted keys must have signed; without keys, all statements are believed. By default, statements are
-    those beside each file or in folders above.
+    A trusted key must have signed each statement; without trusted keys, no signature is required. By default,
+    statements are searched beside each file and in the folders above.
     """
     read_once = functools.cache(functools.partial(read_statements, trusted=tuple(trusted)))
     files = list(_list_files(path)) if path.is_dir() else [path]
@@ -123,7 +123,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def _check_statements(path: Path, trusted: Sequence[PublicKey]) -> Iterator[Finding]:
-    """Yield whether each statement in a file is believed, and its missing files."""
+    """Yield a finding for each untrusted statement in a file, and for missing files of trusted statements."""
     for signed in read_statements(path, trusted):
         if signed.problem or signed.statement is None:
             _log.debug("%s: %s", path, signed.problem)
@@ -147,19 +147,19 @@ _MAX_HEADER_BYTES: Final = 1 << 20
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
-# The errors of readers of damaged or hostile archives.
+# Errors of archive readers for damaged or malicious archives.
 _ARCHIVE_ERRORS: Final = (*ZIP_ERRORS, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 class FoundBundle(NamedTuple):
-    """A bundle, and its path in an archive or wheel; empty for a separate file."""
+    """A bundle, and its path inside an archive or wheel; empty if the bundle is a file itself."""
 
     bundle: Bundle
     path_in_archive: str = ""
 
 
 def list_model_files(bundle: Bundle) -> Iterator[tuple[str, str]]:
-    """Yield name and sha256 of the model and the weights that one library was built from."""
+    """Yield name and sha256 of the model and the weights that a library was built from."""
     for field, name in (("ir_sha256", "model.json"), ("weights_sha256", "params.safetensors")):
         digest = get_field(bundle.manifest, "model", field, of=str)
         if digest:
@@ -167,18 +167,18 @@ def list_model_files(bundle: Bundle) -> Iterator[tuple[str, str]]:
 
 
 def describe_kind(path: Path) -> str:
-    """Return the kind of a file for people."""
+    """Return the kind of a file for messages, such as `a bundle`."""
     kind = recognize(path)
     return kind.text.removeprefix("is ") if kind and kind.text.startswith("is ") else "a file"
 
 
 def find_bundle(path: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> FoundBundle | None:
-    """Return the bundle that a file is or contains; None if there is none.
+    """Return the bundle that a file is or contains, or None.
 
     `max_bytes` limits the bundle, and the unpacked size of an archive.
 
     Raises:
-        Unreadable: The bundle or the archive is damaged, or larger than that.
+        Unreadable: If the bundle or archive is damaged or too large.
     """
     with path.open("rb") as stream, _archive_errors():
         start = stream.read(4)
@@ -201,7 +201,7 @@ def _too_large(max_bytes: int) -> Unreadable:
 
 @contextlib.contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Raise Unreadable for all errors of readers of archives."""
+    """Translate errors of archive readers to Unreadable."""
     try:
         yield
     except Unreadable:
@@ -226,7 +226,7 @@ def _find_in_zip(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a tar whose extended header, which is read at once, is not large."""
+    """A tar member with a size limit for extended headers, which tarfile reads into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
@@ -251,7 +251,7 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
     problems: list[str] = []
     names: set[str] = set()
     unpacked = 0
-    # A stream is read once from its beginning, so that its unpacked bytes are counted.
+    # Stream mode reads the archive once from the beginning, so that unpacked bytes can be counted.
     with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Member) as archive:
         for count, member in enumerate(archive):
             unpacked += member.size
@@ -268,14 +268,14 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
                 inner = archive.extractfile(member)
                 assert inner is not None
                 first = _read_packed(inner, member.name, max_bytes)
-    # An archive of another kind may have any content.
+    # Problems matter only in archives with a bundle; other archives may have any content.
     if first and problems:
         raise Unreadable(problems[0])
     return first
 
 
 def _read_packed(inner: IO[bytes], name: str, max_bytes: int) -> FoundBundle:
-    """Return the content of a bundle in an archive, by a temporary file."""
+    """Read a bundle in an archive through a temporary file."""
     with tempfile.TemporaryFile() as copy:
         while chunk := inner.read(_CHUNK):
             copy.write(chunk)
@@ -291,7 +291,7 @@ _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
 
 
 class UnknownFile(Exception):
-    """A file of a kind that tvmflow does not deliver, and for which there is no statement."""
+    """A file without a statement, of a kind that tvmflow does not deliver."""
 
 
 def inspect_file(
@@ -300,12 +300,12 @@ def inspect_file(
     statements: Sequence[Path] = (),
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Json:
-    """Return everything that is known about a file, by its content and statements (`check_delivered`).
+    """Return all known facts of a file, from its content and statements (see `check_delivered`).
 
     Raises:
-        UnknownFile: Nothing is known about it.
-        Unreadable: It is of a kind that tvmflow delivers, and damaged.
-        OSError: It cannot be read.
+        UnknownFile: If nothing is known about the file.
+        Unreadable: If a file of a delivered kind is damaged.
+        OSError: If the file cannot be read.
     """
     if path.name.endswith(STATEMENT_SUFFIX):
         return _inspect_statements(path, trusted)
@@ -333,7 +333,7 @@ def inspect_file(
 def _find_measurements(
     statements: Sequence[SignedStatement], described: Statement
 ) -> dict[str, Json]:
-    """Return the measurements of a statement's files; empty without a statement about it."""
+    """Return the measurements of a statement's files; empty if no statement has them."""
     for signed in statements:
         measured = signed.statement
         if measured is None or signed.problem or not measured.is_of_measurements:
@@ -391,7 +391,7 @@ def _statement_json(signed: SignedStatement) -> dict[str, Json]:
 
 
 def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the result, accuracy, errors and latency of a verdict; empty when there is none."""
+    """Return result, accuracy, errors and latency of a verdict; empty for an empty verdict."""
     if not verdict:
         return {}
     outputs = [
@@ -414,7 +414,7 @@ def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _inspect_content(path: Path, max_bytes: int) -> dict[str, Json]:
-    """Return `kind`, `content` and `problems` as far as a file has them."""
+    """Return those of `kind`, `content` and `problems` that a file has."""
     if path.name.endswith(SUFFIX):
         return _inspect_lock(path)
     if path.suffix in _DOCUMENT_SUFFIXES:
@@ -440,7 +440,7 @@ def _inspect_lock(path: Path) -> dict[str, Json]:
 
 
 def _inspect_document(path: Path) -> dict[str, Json]:
-    """Return the content of a JSON file, if it is one that tvmflow delivers."""
+    """Return kind and content of a JSON file; only the kind if tvmflow does not deliver it."""
     try:
         value = read_json(read_file(path))
     except Unreadable as error:
@@ -471,7 +471,7 @@ def _text_fields(value: Json, *names: str) -> dict[str, str]:
 
 
 def _inspect_bundle(path: Path, max_bytes: int) -> dict[str, Json]:
-    """Return the content of the bundle that a file is or contains; one that is damaged is Unreadable."""
+    """Return the content of the bundle that a file is or contains; Unreadable for a damaged bundle."""
     try:
         packed = find_bundle(path, max_bytes)
     except Unreadable as error:
@@ -506,7 +506,7 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
 
 
 def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
-    """Return preprocessing and labels of a bundle, and the problems with them."""
+    """Return the preprocessing and labels of a bundle, and their problems."""
     manifest = bundle.manifest
     if not manifest.keys() & {"images", "labels"}:
         return {}, []
@@ -528,7 +528,7 @@ _SHOWN_LABELS: Final = 5
 
 
 def format_inspection(about: Json) -> Iterator[str]:
-    """Yield the lines for the result of `inspect_file`."""
+    """Yield the result of `inspect_file` as lines of text."""
     if "statements" in about:
         yield f"{shortest_path(about['path'])}: {about['kind']}"
         for statement in about["statements"]:

@@ -1,8 +1,8 @@
 """Delivered targets: their files, stages, sidecar files and sources.
 
 Sidecar files are statements of provenance and measurements, a bill of materials, and a README. They describe finished
-results, and may be signed, so that they are not in the store. A note there with their stamps tells a run that they
-are up to date. Up-to-date runs import this module, so it imports next to nothing.
+results and may be signed, so they are not in the store; a note in the store has their timestamps, which show that they
+are up to date. Imports almost nothing, for fast up-to-date runs.
 """
 
 import functools
@@ -33,11 +33,11 @@ MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX
 README = "README.md"
 
 MEASURED_FILES = ("measurements.json",)
-"""Delivered files with figures that differ whenever they are measured; all other files are reproducible."""
+"""Delivered files with measurements; all other files are reproducible."""
 
-# The version of sidecar files: raised when the same results are described differently.
+# Version of the sidecar files: raise it if the same results are described differently.
 _VERSION: Final = 3
-# The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
+# A copy from core.signing, whose import takes much longer than an up-to-date run.
 _KEY_VARIABLE: Final = "TVMFLOW_SIGNING_KEY"
 
 
@@ -51,7 +51,7 @@ class SidecarPaths(NamedTuple):
 
 
 class DeliveredTarget(NamedTuple):
-    """The delivered files (name, sha256) of a recipe for a target, and all stages behind them."""
+    """The delivered files (name, sha256) of a recipe for a target, and the stages that made them."""
 
     recipe: str
     target: str
@@ -69,17 +69,17 @@ class DeliveredTarget(NamedTuple):
 
     @property
     def reproducible_files(self) -> tuple[tuple[str, str], ...]:
-        """The files that every run with the same lock file gives."""
+        """The files that every run with the same lock file reproduces."""
         return tuple(file for file in self.files if file[0] not in MEASURED_FILES)
 
     @property
     def measured_files(self) -> tuple[tuple[str, str], ...]:
-        """The files with figures that differ whenever they are measured."""
+        """The files with measurements, which differ between runs."""
         return tuple(file for file in self.files if file[0] in MEASURED_FILES)
 
 
 def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> list[DeliveredTarget]:
-    """Return the targets of every recipe whose deliveries are all present and, if required, verified."""
+    """Return the targets whose deliveries are all available and, if required, verified."""
     groups: dict[tuple[str, str], list[Delivery]] = {}
     for delivery in plan.deliveries:
         groups.setdefault((delivery.recipe, delivery.target), []).append(delivery)
@@ -111,10 +111,10 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
 def _with_needs(
     ids: set[str], stages: tuple[StageSpec, ...], positions: Mapping[str, int]
 ) -> tuple[StageSpec, ...]:
-    """Return the stages with these ids and their transitive inputs, in the order of the plan."""
+    """Return the stages with ids in `ids` and their transitive inputs, in the plan's order."""
     needed: set[int] = set()
     pending = list(ids)
-    # Scanning the whole plan for every target would take quadratic time.
+    # A scan of the whole plan for every target would take quadratic time.
     while pending:
         position = positions[pending.pop()]
         if position not in needed:
@@ -129,7 +129,7 @@ def _with_needs(
 def find_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str] | None:
-    """Return the paths of all sidecar files in `dist`; None when one has to be written."""
+    """Return the paths of all sidecar files in `dist`, or None if any must be written."""
     targets = list(list_sidecars(plan, artifacts, store, dist))
     if not all(is_current for _, is_current in targets):
         return None
@@ -139,7 +139,7 @@ def find_sidecars(
 def list_sidecars_to_write(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Return the paths of the sidecar files that have to be written."""
+    """Return the paths of the sidecar files that must be written."""
     targets = list_sidecars(plan, artifacts, store, dist)
     old = (delivered for delivered, is_current in targets if not is_current)
     return [path for delivered in old for path in delivered.sidecar_paths(dist)]
@@ -148,7 +148,7 @@ def list_sidecars_to_write(
 def list_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> Iterator[tuple[DeliveredTarget, bool]]:
-    """Yield each target, and whether its sidecar files are present and describe its results."""
+    """Yield each target, and whether its sidecar files are up to date."""
     for delivered in list_delivered_targets(plan, artifacts):
         yield delivered, _is_current(store, delivered, delivered.sidecar_paths(dist))
 
@@ -160,19 +160,19 @@ def _is_current(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPat
             return False
         if note.get("stamps") != [stamp(path) for path in paths]:
             return False
-        # A run without a key does not remove another's signature.
+        # A run without a key keeps existing signatures.
         return not os.environ.get(_KEY_VARIABLE) or note.get("key") == _key_stamp()
     except OSError:
         return False
 
 
 def recipe_path(delivered: DeliveredTarget) -> str:
-    """Return the absolute path of the recipe of a target, or an empty string."""
+    """Return the absolute path of a target's recipe, or an empty string."""
     return os.path.abspath(delivered.origin.path) if delivered.origin else ""
 
 
 def write_note(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths) -> None:
-    """Note in the store that the sidecar files of a target are up to date."""
+    """Record in the store that the sidecar files of a target are up to date."""
     note = {
         "of": _fingerprint(delivered),
         "stamps": [stamp(path) for path in paths],
@@ -183,7 +183,7 @@ def write_note(store: LocalStore, delivered: DeliveredTarget, paths: SidecarPath
 
 
 def read_note(store: LocalStore, paths: SidecarPaths) -> dict[str, Json]:
-    """Return the note of `write_note`; empty if there is none."""
+    """Return the note of `write_note`, or an empty one."""
     try:
         value = json.loads(store.notes.read("delivered", note_name(paths[0])) or "{}")
     except ValueError:
@@ -213,7 +213,7 @@ def _fingerprint(delivered: DeliveredTarget) -> str:
 
 
 # ---------------------------------------------------------------- the state of the sources
-# It depends only on recipe, pipeline and the commit of their repository: it is the same wherever that is built.
+# The state depends only on recipe, pipeline and their commit, so it is the same on every machine.
 
 BUILDER_VARIABLE: Final = "TVMFLOW_BUILDER_ID"
 DEFAULT_BUILDER: Final = "urn:tvmflow:builder:v1"
@@ -227,7 +227,7 @@ _MAX_LINKS: Final = 5
 
 
 class SourceFile(NamedTuple):
-    """A file that a user wrote: `recipe` or `pipeline`, its name in its repository, and its sha256."""
+    """A source file: its kind (`recipe` or `pipeline`), its name in its repository, and its sha256."""
 
     kind: str
     name: str
@@ -237,8 +237,8 @@ class SourceFile(NamedTuple):
 class SourceState(NamedTuple):
     """The sources of a planned recipe: files of recipe and pipeline, and the checked-out commit.
 
-    `clean`: the files are as in that commit (`yes`, `no`, or why that is unknown). The variant is empty for the
-    recipe itself.
+    `clean`: whether the files are unchanged since the commit (`yes`, `no`, or why that is unknown). `variant` is empty
+    for the recipe itself.
     """
 
     files: tuple[SourceFile, ...]
@@ -248,7 +248,7 @@ class SourceState(NamedTuple):
     variant: str
 
     def invocation(self, target: str) -> list[str]:
-        """Return the shortest command that requests the files of a target."""
+        """Return the shortest command that builds the files of a target."""
         names = {file.kind: file.name for file in self.files}
         options = ["--pipeline", names["pipeline"], "--target", target]
         options += ["--variant", self.variant] if self.variant else []
@@ -256,8 +256,8 @@ class SourceState(NamedTuple):
 
 
 def read_source_state(origin: RecipeOrigin) -> SourceState | None:
-    """Return the state of a recipe's sources; None when a file has disappeared since it was planned."""
-    # A recipe with many targets asks for each of them, and git is a process.
+    """Return the state of a recipe's sources, or None if a file disappeared after planning."""
+    # Cached, because every target of a recipe asks, and each answer starts git.
     paths = [origin.path, origin.pipeline, *list_repository_files(origin)]
     return _read_source_state(origin, tuple(map(_stamp_or_none, paths)))
 
@@ -292,7 +292,7 @@ def _read_source_state(origin: RecipeOrigin, stamps: tuple[object, ...]) -> Sour
 
 
 def list_repository_files(origin: RecipeOrigin) -> list[str]:
-    """Return the files of git that change with the commit, whether they exist or not."""
+    """Return the files of git that change with the commit; some may be missing."""
     repository = _find_repository(os.path.dirname(os.path.abspath(origin.path)))
     if repository is None:
         return []
@@ -302,7 +302,7 @@ def list_repository_files(origin: RecipeOrigin) -> list[str]:
 
 
 def read_builder_id() -> str:
-    """Return the id of the builder, `$TVMFLOW_BUILDER_ID` or a default; UsageError when it is not a URI."""
+    """Return the id of the builder: `$TVMFLOW_BUILDER_ID` or a default; UsageError if it is not a URI."""
     import urllib.parse
 
     value = os.environ.get(BUILDER_VARIABLE, "")
@@ -333,7 +333,7 @@ def _find_repository(folder: str) -> _Repository | None:
     while True:
         own = f"{root}/.git"
         if os.path.isfile(own):
-            # a further worktree, or a submodule
+            # In an additional worktree or a submodule, `.git` is a file with the path.
             own = os.path.join(root, _read_text(own).removeprefix("gitdir: "))
         if os.path.isfile(f"{own}/HEAD"):
             common = os.path.join(own, _read_text(f"{own}/commondir") or ".")
@@ -344,7 +344,7 @@ def _find_repository(folder: str) -> _Repository | None:
 
 
 def _read_text(path: str) -> str:
-    """Return the content of a small file without its last line end; empty when there is none."""
+    """Return the stripped content of a small file; empty if it is missing."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -353,7 +353,7 @@ def _read_text(path: str) -> str:
 
 
 def _read_commit(repository: _Repository) -> str:
-    """Return the checked-out commit, read without git; empty when there is none yet."""
+    """Return the checked-out commit, read without git; empty if there is none."""
     value = _read_text(f"{repository.folder}/HEAD")
     for _ in range(_MAX_LINKS):
         if not value.startswith("ref: "):
@@ -371,7 +371,7 @@ def _read_commit(repository: _Repository) -> str:
 
 
 def _read_cleanliness(root: str, paths: Sequence[str]) -> str:
-    """Return whether files are as in the commit, by git, which here neither writes nor prompts."""
+    """Return whether files are unchanged since the commit; git neither writes nor prompts."""
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
@@ -395,6 +395,6 @@ def _read_cleanliness(root: str, paths: Sequence[str]) -> str:
 
 
 def _name_in(root: str, path: str) -> str:
-    """Return the name of a file in its repository; outside of it, only the file's own name."""
+    """Return the path of a file inside its repository; for other files, only the name."""
     inside = root and path.startswith(f"{root}/")
     return path.removeprefix(f"{root}/") if inside else os.path.basename(path)

@@ -1,7 +1,7 @@
-"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1.
+"""Statements of provenance: in-toto Statement v1 with SLSA Provenance v1.
 
-Equal results give equal bytes: there are no paths and no names of machines, and the only times are those of
-measured trials in the ledger, in the statement about measurements. A missing or damaged result is a DamagedBlob.
+Equal results give equal bytes: statements contain no paths and no names of machines, and only the statement about
+measurements contains times. Functions raise DamagedBlob for a missing or damaged result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """A file from outside: its role for the model, its sha256 (hex), and its URL if it has one."""
+    """An external file: its role, its sha256 (hex), and its URL or an empty string."""
 
     role: str
     sha256: str
@@ -65,7 +65,7 @@ class Source(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A package whose code can change a result; `record` is part of the digest of its list of files."""
+    """A package whose code can change a result; `record` is the digest part of its identity."""
 
     name: str
     version: str
@@ -73,7 +73,7 @@ class Tool(NamedTuple):
 
     @property
     def purl(self) -> str:
-        """Its package URL; generic for a source folder, which is not a release of a package index."""
+        """The package URL; generic for a source folder, which is not on PyPI."""
         kind = "generic" if self.version == packages.UNVERSIONED else "pypi"
         return f"pkg:{kind}/{self.name}@{urllib.parse.quote(self.version, safe='.-_~')}"
 
@@ -93,18 +93,18 @@ class FinishedStage(NamedTuple):
 
     @property
     def locked_settings(self) -> dict[str, Json]:
-        """The settings that are the same on every machine, as a lock file has them."""
+        """The settings in a lock file, which are the same on every machine."""
         return locked_settings(self.spec._replace(settings=dict(self.settings)))
 
     def used_results(self) -> Iterator[tuple[str, str]]:
-        """Yield `LABEL/FILE` and sha256 of every file of another stage that it read, except of searches."""
+        """Yield `LABEL/FILE` and sha256 of each file read from other stages, except searches."""
         for need, role, digest in self._list_needed_files(of_searches=False):
             yield need.stage_id.partition(":")[2] + role.removeprefix(need.stage), digest
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files from outside that are part of its key, and the results of searches.
+        """Yield the external files in the key, and the results of searches.
 
-        A locked run has the latter from its lock file, and both runs must have the same statement.
+        A locked run reads search results from its lock file as external files, and must give the same statement.
         """
         for name, files in group_files(self.spec.files).items():
             yield Source(name, self.preimage["inputs"][name], without_secrets(files[0].url))
@@ -112,7 +112,7 @@ class FinishedStage(NamedTuple):
             yield Source(role, digest, "")
 
     def _list_needed_files(self, *, of_searches: bool) -> Iterator[tuple[Need, str, str]]:
-        """Yield need, role and sha256 of the files of other stages that it read."""
+        """Yield need, role and sha256 of each file read from other stages."""
         for need in self.spec.needs:
             if STAGES[need.maker].TRAITS.run.searches == of_searches:
                 for role, digest in self.preimage["inputs"].items():
@@ -120,9 +120,9 @@ class FinishedStage(NamedTuple):
                         yield need, role, str(digest)
 
     def tools(self) -> Iterator[Tool]:
-        """Yield the packages that it used."""
+        """Yield the packages that the stage used."""
         for name, identity in self.preimage["tools"].items():
-            # A local version has a plus of its own.
+            # A local version may contain a plus, too.
             version, _, record = identity.rpartition("+")
             yield Tool(name, version, record)
 
@@ -137,21 +137,21 @@ class Lineage(NamedTuple):
     store: LocalStore
 
     def find_stages(self, name: str) -> tuple[FinishedStage, ...]:
-        """Return the stages with a name: several for a model in parts."""
+        """Return the stages with a name; a partitioned model has several."""
         return tuple(stage for stage in self.stages if stage.spec.stage == name)
 
     @property
     def exports(self) -> tuple[FinishedStage, ...]:
-        """The stages that wrote the files: the one that joins the parts of a model, then those of the parts."""
+        """The stages that wrote the files: `join` of a partitioned model, then `export`."""
         return (*self.find_stages(join.NAME), *self.find_stages(export.NAME))
 
     def read(self, stage: FinishedStage, name: str) -> Json:
-        """Return the value of a JSON file of a stage; None when it has none of that name."""
+        """Return the value of a stage's JSON file, or None if it is missing."""
         digest = stage.artifact.digests((name,)).get(name)
         try:
             return digest and json.loads(Path(self.store.blobs.verified_path(digest)).read_bytes())
         except ValueError:
-            # A stage of a plug-in may use the name for other content.
+            # A plug-in's stage may use the name for other content.
             return None
 
     @property
@@ -160,7 +160,7 @@ class Lineage(NamedTuple):
         return tuple(stage for stage in self.stages if not stage.spec.traits.searches)
 
     def sources(self) -> list[Source]:
-        """Return all files from outside, and the results of searches, sorted."""
+        """Return all external files and results of searches, sorted."""
         return sorted({source for stage in self.repeatable for source in stage.sources()})
 
     def tools(self) -> list[Tool]:
@@ -168,7 +168,7 @@ class Lineage(NamedTuple):
         return sorted({tool for stage in self.repeatable for tool in stage.tools()})
 
     def verdict(self, name: str = verify.VERDICT) -> tuple[Json, str]:
-        """Return a document of `verify` and the digest of its file; None if it did not run."""
+        """Return a JSON document of `verify` and its digest; (None, "") if `verify` did not run."""
         for stage in self.find_stages(verify.NAME):
             verdict = self.read(stage, name)
             if verdict is not None:
@@ -184,11 +184,11 @@ class Lineage(NamedTuple):
         return self._export_setting("version")
 
     def license(self) -> str:
-        """Return the license that the recipe names for the model, or else the Hub; empty if none does."""
+        """Return the license from the recipe or else from the Hub, or an empty string."""
         return self._export_setting("license") or next(filter(None, self._licenses_on_hub()), "")
 
     def _licenses_on_hub(self) -> Iterator[str]:
-        """Yield the licenses of the repositories that the model's files are from."""
+        """Yield the licenses of the Hub repositories with the model's files."""
         for stage in self.find_stages(import_model.NAME):
             for file in stage.spec.files:
                 if scheme_of(file.url) == HUB:
@@ -196,7 +196,7 @@ class Lineage(NamedTuple):
                     yield snapshot.license if snapshot else ""
 
     def signature(self) -> Json:
-        """Return inputs and outputs as `import` wrote them; for a model in parts, the model's."""
+        """Return the signature from `import`; for a partitioned model, that of the whole model."""
         imports = self.find_stages(import_model.NAME)
         signatures = (self.read(stage, import_model.SIGNATURE) for stage in imports)
         return next(filter(None, signatures), {"inputs": [], "outputs": []})
@@ -222,18 +222,18 @@ def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
 
 
 RECORD_DIGEST: Final = "tvmflowRecord"
-"""The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
+"""The digest algorithm of tools: a prefix of the sha256 over names and digests of files."""
 
-# The address of a device has no effect on the result, and is not for the public.
+# The address of a device is private and has no effect on the result.
 _PRIVATE_SETTING: Final = "tracker"
 
 
 def make_statement(
     lineage: Lineage, subjects: Mapping[str, str], sources: SourceState | None = None
 ) -> bytes:
-    """Return the statement about delivered files, given by sha256, as canonical JSON.
+    """Return the statement about delivered files as canonical JSON; `subjects` maps files to sha256.
 
-    A locked run gives the same bytes: measurements, and the search of schedules, are in the statement of
+    A locked run gives the same bytes: measurements and the schedule search are in the statement of
     `make_measurement_statement`. `sources` is the state of the recipe and its repository, if known.
     """
     stages = [(stage, stage.locked_settings) for stage in lineage.repeatable]
@@ -251,7 +251,7 @@ def make_measurement_statement(
     statement: bytes,
     sources: SourceState | None = None,
 ) -> bytes:
-    """Return the statement with measurements of delivered files, given by sha256, as canonical JSON.
+    """Return the statement with measurements as canonical JSON; `subjects` maps files to sha256.
 
     `statement` is the text of `make_statement`, and `sources` has the recipe and its pipeline, if known.
     """
@@ -320,8 +320,8 @@ def make_release_statement(
 ) -> bytes:
     """Return a statement about the folder of a release as canonical JSON.
 
-    Files and the texts of other statements in it are given by their sha256; another statement, with the build type
-    `MEASUREMENTS_TYPE`, covers the files `measured`.
+    `subjects` and `statements` map files, and other statements in the folder, to the sha256 of their content. Another
+    statement, with the build type `MEASUREMENTS_TYPE`, covers the files `measured`.
     """
     parameters: dict[str, Json] = {"release": name, "version": version}
     if measured:
@@ -363,7 +363,7 @@ def _describe_sources(sources: SourceState) -> Iterator[Json]:
 
 
 def _describe_files(sources: SourceState, kind: str) -> Iterator[Json]:
-    """Yield the recipe, or the pipeline, which affects delivered files only through recorded settings."""
+    """Yield the recipe or the pipeline; they affect delivered files only through recorded settings."""
     for file in sources.files:
         if file.kind == kind:
             yield _resource(file.name, file.sha256, annotations={"kind": kind})
@@ -378,7 +378,7 @@ def _statement_resource(name: str, sha256: str) -> dict[str, Json]:
 
 
 def _dependencies(lineage: Lineage) -> Iterator[Json]:
-    """Yield files from outside, packages, and results that one stage read from another."""
+    """Yield external files, packages, and files that stages read from other stages."""
     for source in lineage.sources():
         uri = {"uri": source.url} if source.url else {}
         yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
@@ -400,14 +400,14 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
 
 
 def _without_measurements(kernel: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a kernel with only the id of its trial, which the trace determines."""
+    """Reduce the trial of a kernel to its id, which depends only on the trace."""
     if "record" not in kernel:
         return dict(kernel)
     return {**kernel, "record": {"trial": kernel["record"]["trial"]}}
 
 
 def _coverage(lineage: Lineage) -> Json:
-    """Return the share of time in kernels with a schedule; the speedup is in the verdict."""
+    """Return target -> share of time in kernels with a schedule."""
     return {
         stage.spec.target: {
             "tuned": facts.tuned,
@@ -420,14 +420,13 @@ def _coverage(lineage: Lineage) -> Json:
 
 
 # ---------------------------------------------------------------- kernels
-# The kernels of a delivered library, with the source of each schedule.
 
 
 def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
-    """Return the entry of each kernel in the library for a statement.
+    """Return a statement's entry for each kernel in the library.
 
-    It has `name` and `schedule` (`tuned` or a rule), the `part` of a partitioned model, the key of its `workload` in
-    a tuned model, and the trial (`record`) of a tuned kernel, or only its id in a locked run.
+    An entry has `name` and `schedule` (`tuned` or a rule), `part` for a partitioned model, the key `workload` in a
+    tuned model, and for a tuned kernel its trial (`record`), which in a locked run has only the id.
     """
     return [
         kernel
@@ -457,7 +456,7 @@ def _kernels_of_build(lineage: Lineage, built: FinishedStage) -> Iterator[dict[s
 
 
 def _workloads_by_kernel(lineage: Lineage, stages: Mapping[str, FinishedStage]) -> dict[str, str]:
-    """Return the workload's key for each kernel; empty when the model was not tuned."""
+    """Return kernel -> key of its workload; empty if the model was not tuned."""
     if extract_tasks.NAME not in stages:
         return {}
     tasks = lineage.read(stages[extract_tasks.NAME], extract_tasks.TASKS)
@@ -465,7 +464,7 @@ def _workloads_by_kernel(lineage: Lineage, stages: Mapping[str, FinishedStage]) 
 
 
 def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
-    """Return the traces by workload that came from a lock file; empty for a run with a search."""
+    """Return workload -> trace from the lock file; empty for a run with a search."""
     role = f"{pick_best.NAME}/{pick_best.CHOSEN}"
     for file in built.spec.files:
         if file.role == role:
@@ -479,7 +478,7 @@ def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
 
 
 def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload: str) -> Json:
-    """Return the best trial, with its seconds in the ledger and as `pick_best` measured it again."""
+    """Return the best trial of a workload, with times from the ledger and from `pick_best`."""
     tuned = stages[tune.NAME]
     judged = lineage.read(stages[pick_best.NAME], pick_best.FINALISTS)[workload]
     finalists = lineage.read(tuned, tune.RECORDS)[workload]
@@ -496,7 +495,7 @@ def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload
 
 # ---------------------------------------------------------------- installed packages
 
-# License fields of older packages -> SPDX identifiers.
+# License field of older packages -> SPDX identifier.
 _SPDX: Final = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
@@ -514,9 +513,9 @@ _CLASSIFIER: Final = "License ::"
 
 
 def find_license(tool: Tool) -> dict[str, Json]:
-    """Return a package's license as an SPDX expression, or by its name in the metadata.
+    """Return a package's license as an SPDX expression, or as the name in its metadata.
 
-    Empty if the metadata names none, or another build of the package is installed now.
+    Empty if the metadata has none, or another build of the package is installed now.
     """
     folder = _metadata_folder(tool)
     if folder is None:
@@ -531,18 +530,18 @@ def find_license(tool: Tool) -> dict[str, Json]:
         for classifier in metadata.get_all("Classifier", [])
         if classifier.startswith(_CLASSIFIER)
     ]
-    # Some packages put the whole text of the license into the field.
+    # A multi-line field is the whole text of the license.
     text = str(metadata.get("License", "")).strip()
     names = [str(metadata.get("License-Expression", "")), *([] if "\n" in text else [text])]
     stated = [_SPDX.get(name.lower(), name) for name in (*names, *classifiers) if name]
-    # A name that is not an expression may mean several licenses.
+    # An SPDX expression is preferred, because other names may be ambiguous.
     return stated_license_fields(next(filter(license_expression, stated), next(iter(stated), "")))
 
 
 def wheel_digest(tool: Tool) -> str:
     """Return the sha256 (hex) of the archive that a package was installed from; empty if unknown.
 
-    pip records it for an archive that was named by its file or URL, not for one from an index.
+    pip records this digest only for archives that were installed by file or URL, not from an index.
     """
     folder = _metadata_folder(tool)
     if folder is None:
@@ -555,7 +554,7 @@ def wheel_digest(tool: Tool) -> str:
 
 
 def _metadata_folder(tool: Tool) -> Path | None:
-    """Return the `.dist-info` folder of a package, if the installed build is the one that was used."""
+    """Return the `.dist-info` folder of a package, or None if another build is installed now."""
     try:
         if packages.identity(tool.name) != f"{tool.version}+{tool.record}":
             return None

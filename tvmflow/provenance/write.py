@@ -1,4 +1,4 @@
-"""Writes the sidecar files of deliveries and releases, signed if a key is set.
+"""Writer of the sidecar files of deliveries and releases, which are signed if a key is set.
 
 Functions raise DamagedBlob for a damaged result, and StoreError for a file that cannot be written.
 """
@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 def write_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Write the sidecar files that are missing or describe other results; return all their paths."""
+    """Write missing and outdated sidecar files; return the paths of all sidecar files."""
     paths: list[str] = []
     for delivered, is_current in list_sidecars(plan, artifacts, store, dist):
         written = delivered.sidecar_paths(dist)
@@ -88,9 +88,9 @@ def write_sidecars(
 def _warn_of_replaced_recipe(
     store: LocalStore, delivered: DeliveredTarget, paths: SidecarPaths
 ) -> None:
-    """Log that the folder had the files of another recipe, which has the same name."""
+    """Log a warning if the folder has the files of another recipe with the same name."""
     other, own = read_note(store, paths).get("recipe"), recipe_path(delivered)
-    # a recipe may have been moved, and those of `build`, which are in the store, are not the user's
+    # Not for moved recipes, nor for recipes of `tvmflow build`, which are in the store.
     if not isinstance(other, str) or other == own or not Path(other).is_file():
         return
     if not Path(other).is_relative_to(store.root):
@@ -105,11 +105,11 @@ def _warn_of_replaced_recipe(
 def write_target_sidecars(
     delivered: DeliveredTarget, store: LocalStore, paths: SidecarPaths
 ) -> None:
-    """Write the sidecar files of a target, and keep signatures of others on an unchanged statement."""
+    """Write the sidecar files of a target; keep existing signatures of an unchanged statement."""
     lineage = load_lineage(delivered, store)
     sources = read_source_state(delivered.origin) if delivered.origin else None
     text = _write_reproducible(lineage, delivered, sources, paths)
-    # A statement must have a subject, also if nothing was verified.
+    # A statement must have a subject, even if nothing was measured.
     measured = dict(delivered.measured_files or delivered.files)
     measurements = statement.make_measurement_statement(lineage, measured, text, sources)
     _write_statement(Path(paths.measurements), measurements)
@@ -118,7 +118,7 @@ def write_target_sidecars(
 def _write_reproducible(
     lineage: Lineage, delivered: DeliveredTarget, sources: SourceState | None, paths: SidecarPaths
 ) -> bytes:
-    """Write the statement, the bill of materials and the README, and return the text of the statement."""
+    """Write statement, bill of materials and README; return the statement's text."""
     reproducible = lineage._replace(files=delivered.reproducible_files)
     others = [Path(path).name for path in (paths.statement, paths.bom)]
     documents = {
@@ -147,7 +147,7 @@ def write_release_targets(
 def write_release_statements(
     folder: Path, name: str, version: str, measured: Sequence[str]
 ) -> None:
-    """Write the statement about all files of a release but the measured ones, and one about those."""
+    """Write two statements: about the reproducible files of a release, and about the measured files."""
     statements = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in statements)
     digests = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
@@ -170,7 +170,7 @@ def write_release_statements(
 
 
 def _write_statement(path: Path, text: bytes) -> None:
-    """Write a statement with the signature of the own key, and those of the present file for its text."""
+    """Write a statement with the user's signature and existing signatures of the same text."""
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, path)
     if key is not None:
@@ -179,22 +179,22 @@ def _write_statement(path: Path, text: bytes) -> None:
 
 
 def text_digest(path: Path) -> str:
-    """Return the sha256 (hex) of a statement's text, which does not depend on signatures.
+    """Return the sha256 (hex) of a statement's text, without its signatures.
 
     Raises:
-        Unreadable: The file cannot be read, or does not hold one statement.
-        InvalidEnvelope: It does not hold the envelope of a statement.
+        Unreadable: If the file cannot be read, or does not have exactly one statement.
+        InvalidEnvelope: If the file is not the envelope of a statement.
     """
     text = signing.open_envelope(read_json(read_file(path)), PAYLOAD_TYPE)
     return hashlib.sha256(text).hexdigest()
 
 
 def sign_statements(path: Path, key: signing.PrivateKey) -> None:
-    """Add a signature to every statement in a file, or to none when one cannot be read.
+    """Add a signature to every statement in a file, or to none if any is invalid.
 
     Raises:
-        Unreadable: The file or a statement in it cannot be read.
-        InvalidEnvelope: A line is not an envelope of a statement.
+        Unreadable: If the file or a statement in it cannot be read.
+        InvalidEnvelope: If a line is not an envelope of a statement.
     """
     envelopes = [read_json(line) for line in read_file(path).splitlines() if line.strip()]
     if not envelopes:
@@ -209,7 +209,7 @@ def _line(envelope: Json) -> bytes:
 
 
 def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Json:
-    """Return the envelope with a signature of `key` in place of one with the same id."""
+    """Return the envelope with a signature of `key`, which replaces its earlier signature."""
     text = signing.open_envelope(envelope, PAYLOAD_TYPE)
     signed = signing.sign_envelope(PAYLOAD_TYPE, text, [key])
     others = [entry for entry in envelope["signatures"] if entry["keyid"] != key.public.id]
@@ -218,7 +218,7 @@ def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Jso
 
 
 def _keep_signatures(text: bytes, path: Path) -> Json:
-    """Return an envelope of the text, with the signatures that the present file has for it."""
+    """Return an envelope of the text with the signatures of the same text in the existing file."""
     unsigned = signing.sign_envelope(PAYLOAD_TYPE, text, [])
     with contextlib.suppress(Unreadable, signing.InvalidEnvelope):
         present = read_json(read_file(path))
@@ -242,17 +242,17 @@ def write_if_changed(path: Path, content: bytes) -> None:
 
 
 # ---------------------------------------------------------------- bill of materials
-# CycloneDX 1.6 with the model, its files, its weights, and its libraries. Equal results give equal bytes: the
-# serial number is a digest of the content, and there are no times and no measured figures.
+# CycloneDX 1.6 with the model, its files, its weights, and its libraries. Equal results give equal bytes, so there
+# are no times and measurements, and the serial number is a digest of the content.
 
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# Packages that only `tvmflow.load` needs, and those that a library for TVM's runtime needs. Others are build tools.
+# Scopes of packages for `tvmflow.load`, and for a library that needs TVM's runtime. Others are build tools.
 _LOADER: Final = {"numpy": "optional"}
 _RUNTIME: Final = {**_LOADER, "apache-tvm": "required", "apache-tvm-ffi": "required"}
 _MADE_WITH: Final = "excluded"
-# The role of a data set; all other files are sources of the model.
+# The role of test data; all other files are sources of the model.
 _DATASET: Final = "data"
 
 
@@ -303,7 +303,7 @@ def _model(lineage: Lineage) -> Json:
 
 
 def _model_card(lineage: Lineage) -> Json:
-    """Return known facts of the model, without task and training."""
+    """Return the CycloneDX model card; task and training are unknown."""
     signature = lineage.signature()
     imports = lineage.find_stages("import")
     kinds = [get_field(stage.settings, "model", "kind", of=str) for stage in imports]
@@ -320,7 +320,7 @@ def _model_card(lineage: Lineage) -> Json:
 
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
-    """Yield the weights of the library, which are apart from its code."""
+    """Yield the weights of the library, which are separate from its code."""
     for stage in lineage.find_stages("import"):
         digest = stage.artifact.digests(()).get(import_model.PARAMS)
         if digest:
@@ -395,7 +395,7 @@ _PURPOSES: Final = (
     ("*.dll", "a library for TVM's runtime"),
     ("*.wasm", "a library for TVM's runtime"),
 )
-"""The purpose of files by name: of several patterns, the first counts."""
+"""(pattern of file names, purpose); the first matching pattern counts."""
 
 _CHECK: Final = """\
 ## Check
@@ -492,7 +492,7 @@ def _list_examples(
             code = [f"cc -I{folder} program.c {static} -lpthread -lm -o program"]
             yield _example("C", "sh", code, f"{text}\n")
         elif static:
-            # boards, phones, WebAssembly, Windows: their projects have linkers and options of their own
+            # Boards, phones, WebAssembly and Windows have their own linkers and options.
             script = next((path for path in paths if path.endswith(".js")), "")
             loader = f" `{script}` loads it in JavaScript." if script else ""
             yield f"## C\n\n{text} Link `{static}` into the program.{loader}"
@@ -503,7 +503,7 @@ def _example(title: str, language: str, code: Sequence[str], text: str = "") -> 
 
 
 def _image_call(lineage: Lineage) -> str:
-    """Return the call of a model on the file of an image; empty for one that takes other inputs."""
+    """Return example code that runs the model on an image file; empty for other inputs."""
     exported = next(iter(lineage.exports), None)
     has_image = exported is not None and bool(exported.settings.get("inputs"))
     if exported is None or not has_image or len(lineage.signature()["inputs"]) != 1:
@@ -515,7 +515,7 @@ def _image_call(lineage: Lineage) -> str:
 
 
 def _feed(signature: Mapping[str, Json]) -> str:
-    """Return an expression for inputs of zeros, the smallest with dynamic shapes."""
+    """Return an expression for inputs of zeros; dynamic dimensions have their minimum."""
     inputs, dimensions = signature["inputs"], signature.get("dimensions", ())
     if len(inputs) > _FEW_INPUTS and not dimensions:
         return "{tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}"
@@ -523,7 +523,7 @@ def _feed(signature: Mapping[str, Json]) -> str:
     entries = []
     for tensor in inputs:
         sizes = [least.get(size, size) for size in tensor.get("sizes") or tensor["shape"]]
-        # 1 for a size that is known only when the model runs
+        # Expressions of dimensions, which are not evaluated here, become 1.
         shape = tuple(size if isinstance(size, int) else 1 for size in sizes)
         entries.append(f"{python_string(tensor['name'])}: np.zeros({shape}, {tensor['dtype']!r})")
     return f"{{{', '.join(entries)}}}"

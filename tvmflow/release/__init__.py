@@ -1,7 +1,6 @@
 """Releases: lock files, gates, release folders, comparisons, reproducibility checks and retuning.
 
-Imports pages and what is below it. Other folders import only the names below, and each loads its module when it
-is first read.
+Imports pages and below. Other folders import only the names below, each of which loads its module on first access.
 """
 
 from __future__ import annotations

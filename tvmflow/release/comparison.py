@@ -1,4 +1,4 @@
-"""The comparison of two runs, releases, lock files or deliveries: figures and other changes."""
+"""Comparison of two runs, releases, lock files or deliveries: figures and other changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LIBRARIES: Final = (".so", ".dylib", ".dll", ".wasm")
 
 
 class InterleavedLatencies(NamedTuple):
-    """The latencies of a library and of its predecessor in another release, in seconds."""
+    """Latencies in seconds of a library and of its predecessor in the release `release`."""
 
     release: str
     before_s: float
@@ -51,8 +51,9 @@ class InterleavedLatencies(NamedTuple):
 class Side(NamedTuple):
     """One side of a comparison: its builds by name, and its lock file or run record, if any.
 
-    `release` is the name of a release's folder. By build, `interleaved` has its latencies measured with those of another
-    release, `same_as` the release with the same library, and `kernels` the seconds of each kernel in one call.
+    `release` is the name of a release's folder. Build names map in `interleaved` to latencies measured with another
+    release's library, in `same_as` to the release with the same library, and in `kernels` to each kernel's seconds per
+    call.
     """
 
     name: str
@@ -69,8 +70,8 @@ def load_side(name: str, store: LocalStore) -> Side:
     """Return the release, lock file, delivery or run with a name, or the last delivery of a recipe.
 
     Raises:
-        UsageError: There is nothing of this name.
-        TvmflowError: It cannot be read.
+        UsageError: If the name is unknown.
+        TvmflowError: If the side cannot be read.
     """
     path = Path(name)
     if (path / LOCK).is_file():
@@ -100,7 +101,7 @@ def _read_last_delivery(path: Path, store: LocalStore) -> Side:
         if builds:
             name = f"{path} (run {run.id})"
             own = {build.name: build for build in builds}
-            # settings of two recipes differ in everything
+            # Without the run: the settings of two recipes differ too much to compare.
             return make_side(run)._replace(name=name, builds=own, run=None)
     raise UsageError(
         f"{path}: no run in {shortest_path(store.root)} has delivered anything of this recipe",
@@ -120,7 +121,7 @@ def make_side(run: RunRecord) -> Side:
 
 
 def _read_release(name: str, folder: Path) -> Side:
-    """Return the release in a folder: its lock file with all measurements."""
+    """Return the release in a folder, with all measurements."""
     side = _read_lock(name, folder / LOCK)._replace(release=folder.resolve().name)
     file = read_measurements(folder)
     if file is None:
@@ -166,7 +167,7 @@ def _read_lock(name: str, path: Path) -> Side:
 
 
 def _read_delivery(name: str, folder: Path) -> Side:
-    """Return the builds in `dist`, in the folder of a recipe in it, or in that of a target."""
+    """Return the builds in `dist`, or in a recipe's or target's folder inside `dist`."""
     paths = [path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}{MEASUREMENTS}")]
     if not paths:
         raise UsageError(
@@ -192,7 +193,7 @@ def _read_delivered_build(path: Path) -> tuple[Build, dict[str, float]]:
 
 
 def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
-    """Return a build by the facts of `verify`, which messages call `path`."""
+    """Return a build from the facts of `verify`; `path` is their file, for messages."""
     stage = StageReport(f"{recipe}:{verify.NAME}/{target}", facts=facts)
     (build,) = list_builds(RunReport((stage,)))
     for warning in build.warnings:
@@ -217,15 +218,15 @@ def _find_library_size(folder: Path) -> int | None:
 
 
 def read_sizes(side: Side, build: Build) -> Mapping[str, int]:
-    """Return the size of each delivered file of a build in a lock file; empty if it has none."""
+    """Return the size of each delivered file of a build, from the lock file; empty if unknown."""
     recipe = side.lock.recipes.get(build.recipe) if side.lock else None
     target = recipe.targets.get(build.target) if recipe else None
     return target.measured.bytes if target else {}
 
 
-# Beyond this many standard deviations of both measurements, a difference is not noise.
+# A difference of more standard deviations than this is not noise.
 _DEVIATIONS: Final = 2.0
-# The speed of a machine differs by this from one day to the next.
+# Relative day-to-day variation of a machine's speed.
 _DRIFT: Final = 0.02
 # Differences of lock files that are also figures.
 _MEASURED: Final = frozenset({"latency", "accuracy", "coverage", "error"})
@@ -239,8 +240,8 @@ _EVERYWHERE: Final = "everywhere"
 class Figure(NamedTuple):
     """A figure of a build before and after (None if unknown), also as text.
 
-    `what` is `latency`, `library` and `files` (seconds and bytes, less is better), `untuned`, `error`,
-    `accuracy`, `result`, or `tuned kernels`. Latencies have a judgement on the significance of the difference.
+    `what` is `latency` or `untuned` (seconds), `library` or `files` (bytes), `error`, `accuracy`, `result`, or
+    `tuned kernels`. Latencies have a judgement on the significance of the difference.
     """
 
     build: str
@@ -252,19 +253,19 @@ class Figure(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """True if the difference lies within the noise of both measurements, whatever its size."""
+        """True if the difference is within the noise of both measurements."""
         return self.judgement in NOISE_TEXTS
 
     @property
     def change(self) -> float | None:
-        """The relative change: 0.1 is 10 % more; None if there is none."""
+        """The relative change: 0.1 is 10 % more; None if it is undefined."""
         if isinstance(self.before, (int, float)) and isinstance(self.after, (int, float)):
             return self.after / self.before - 1 if self.before else None
         return None
 
 
 class Comparison(NamedTuple):
-    """The comparison of two sides by name: figures of common builds, and other changes."""
+    """The comparison of two sides: figures of common builds, and other changes."""
 
     before: str
     after: str
@@ -272,7 +273,7 @@ class Comparison(NamedTuple):
     changes: tuple[Change, ...]
 
     def list_regressions(self, percent: float) -> list[Figure]:
-        """Return latencies and sizes that grew by more than a percentage, and libraries not verified any more."""
+        """Return latencies and sizes that grew by more than `percent`, and libraries no longer verified."""
         return [
             figure
             for figure in self.figures
@@ -293,7 +294,7 @@ class Comparison(NamedTuple):
 
 
 def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
-    """Return all differences of two sides; the store has the pre-images of stages of runs."""
+    """Compare two sides; `store` has the pre-images of the runs' stages."""
     common = _pair_builds(before, after)
     figures = [
         figure
@@ -306,7 +307,7 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
     changes += [Change(name, "build", "removed") for name in before.builds if name not in paired]
     if before.lock and after.lock:
         figures += _list_file_sizes(before, after)
-        # without those that are among figures, and among builds of one side
+        # Without changes that are figures, and without builds of only one side.
         changes += [
             change
             for change in diff_locks(before.lock, after.lock)
@@ -319,9 +320,9 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
 
 
 def _pair_builds(before: Side, after: Side) -> dict[str, str]:
-    """Return names of builds of the second side with those of the first side to compare them with.
+    """Return build of the second side -> build of the first side to compare it with.
 
-    Without common names, as of a float and an int8 recipe, builds for the same target are compared.
+    If the sides have no common names, as for a float and an int8 recipe, builds are paired by target.
     """
     common = {name: name for name in after.builds if name in before.builds}
     if common:
@@ -374,9 +375,9 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
 
 
 def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
-    """Return a figure; a latency from the interleaved measurement of the second release with the first.
+    """Replace a latency by the interleaved measurement of both releases, if there is one.
 
-    Different latencies of the same library are noise.
+    Different latencies of the same library are judged as noise.
     """
     if figure.what != "latency" or not before.release:
         return figure
@@ -393,7 +394,7 @@ def _measured_interleaved(figure: Figure, before: Side, after: Side) -> Figure:
 
 
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
-    """Yield the total size of files, if library sizes are unknown and both sides have the same files."""
+    """Yield the total file size of builds with unknown library sizes, if both sides have the same files."""
     for name, build in after.builds.items():
         old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():
@@ -404,7 +405,7 @@ def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
 
 
 def _find_deviation(before: Build, after: Build) -> float:
-    """Return the uncertainty of the ratio of two latencies, by the deviation of their repeats."""
+    """Return the relative uncertainty of the ratio of two latencies, from the deviation of their repeats."""
     builds = [build for build in (before, after) if build.latency_s]
     return _DEVIATIONS * math.hypot(
         *((b.latency_std_s or 0.0) / (b.latency_s or 1) for b in builds)
@@ -414,9 +415,9 @@ def _find_deviation(before: Build, after: Build) -> float:
 def judge_change(
     before_s: float | None, after_s: float | None, deviation: float = 0.0
 ) -> Judgement | None:
-    """Return the judgement on two latencies; None if one of them is unknown.
+    """Return the judgement on two latencies, or None if one is unknown.
 
-    The deviation is the relative uncertainty of their ratio, and at least the drift of a machine's speed.
+    `deviation` is the relative uncertainty of their ratio; the day-to-day variation of a machine is its minimum.
     """
     if not before_s or after_s is None:
         return None
@@ -425,7 +426,7 @@ def judge_change(
 
 
 def _compare_runs(before: RunRecord, after: RunRecord, store: LocalStore) -> Iterator[Change]:
-    """Yield the differences of tools, machines, recipes, and of the pre-images of stages."""
+    """Yield the differences of machines, tools, recipes and pre-images of stages."""
     for field in ("name", "cpu", "cpus", "platform"):
         old, new = getattr(before.machine, field), getattr(after.machine, field)
         if old != new:

@@ -1,4 +1,4 @@
-"""The release folder: files, lock file, checksums and report of one version, never changed."""
+"""The immutable release folder of one version: files, lock file, checksums and report."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PreviousRelease(NamedTuple):
 
 
 def find_folder(pipeline: Pipeline, release: Release) -> Path:
-    """Return the folder of a release, which need not exist."""
+    """Return the path of a release's folder, which may not exist yet."""
     if release.folder is None:
         home = Path(shortest_path(find_project().releases))
     else:
@@ -90,11 +90,11 @@ def find_folder(pipeline: Pipeline, release: Release) -> Path:
 
 
 def find_previous(pipeline: Pipeline, release: Release) -> PreviousRelease | None:
-    """Return the verified release to compare with; None when there is none yet.
+    """Verify and return the release to compare with, or None for the first release.
 
     Raises:
-        RecipeError: when `against` names a release that does not exist.
-        LockMismatch: when the release was changed, or not signed by a trusted key.
+        RecipeError: if `against` names a release that does not exist.
+        LockMismatch: if the release was changed, or no trusted key signed it.
     """
     if release.against == NO_RELEASE:
         return None
@@ -118,7 +118,7 @@ def find_previous(pipeline: Pipeline, release: Release) -> PreviousRelease | Non
 
 
 def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
-    """Yield `(version, folder)` of every release of a pipeline, damaged or not."""
+    """Yield `(version, folder)` of every release of a pipeline, without checking it."""
     for folder in sorted(home.glob(f"{name}-*")):
         version = folder.name.removeprefix(f"{name}-")
         try:
@@ -153,7 +153,7 @@ def _read_verified(folder: Path, about: str) -> PreviousRelease:
 
 
 def _find_problems(folder: Path, about: str) -> Iterator[str]:
-    """Yield the problems of a release, whose statements must be about its name and version."""
+    """Yield the problems of a release folder; `about` is the name and version that statements must have."""
     trusted = _trusted_keys(folder / RELEASE_STATEMENT)
     statement, problems = _read_statement(folder, RELEASE_STATEMENT, about, trusted)
     yield from problems
@@ -168,7 +168,7 @@ def _find_problems(folder: Path, about: str) -> Iterator[str]:
     if measured is None:
         return
     yield from _find_wrong_files(folder, measured, statement.measured_files)
-    # The statement of another release's measurements would also be valid.
+    # A valid measurement statement could belong to another release.
     for entry in measured.dependencies("statement"):
         if not _has_text(folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)):
             yield f"{MEASUREMENTS_STATEMENT}: it is about other files than those of this release"
@@ -177,7 +177,7 @@ def _find_problems(folder: Path, about: str) -> Iterator[str]:
 def _read_statement(
     folder: Path, name: str, about: str, trusted: Sequence[PublicKey]
 ) -> tuple[Statement | None, list[str]]:
-    """Return the statement in a file, None if it is not the only one or not believed, and its problems."""
+    """Return the single trusted statement in a file, or None, and the problems."""
     signed = read_statements(folder / name, trusted)
     problems = [f"{name}: {entry.problem}" for entry in signed if entry.problem]
     statements = [entry.statement for entry in signed if entry.statement]
@@ -192,7 +192,7 @@ def _read_statement(
 
 
 def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
-    """Return the environment's trusted keys; without them, the own key if it signed the statement."""
+    """Return the trusted keys of the environment, or else the signing key if it signed the statement."""
     trusted = signing.load_trusted_keys()
     own = None if trusted else signing.load_signing_key()
     if own and any(own.public.id in signed.key_ids for signed in read_statements(statement, ())):
@@ -241,7 +241,7 @@ _log = logging.getLogger(__name__)
 
 _BUNDLE: Final = ".tvmflow"
 
-# Files that describe the others, which may have been tuned or verified another time.
+# Files that describe the other files, and may differ after another tuning or verification.
 _DESCRIPTIONS: Final = (
     *(LOCK, REPORT, BOM_SUFFIX),
     *(verify.DELIVERED_VERDICT, pick_best.ROOFLINE),
@@ -254,10 +254,10 @@ _SUMS_SEPARATOR: Final = "  "
 
 
 class ReleaseResult(NamedTuple):
-    """The outcome of a release: its folder, which does not exist when gates failed, and the comparison.
+    """The outcome of a release: its folder, which is not created if gates fail, and the comparison.
 
-    `comparisons` has all recipes and targets, and `content` the changes since the previous release, whose
-    name is empty if there is none.
+    `comparisons` has all recipes and targets; `content` has the changes since the release `previous`, which is empty
+    for the first release.
     """
 
     folder: Path
@@ -273,12 +273,12 @@ def check_before_build(
 ) -> None:
     """Check the previous release, and the content of the new one, before anything is built.
 
-    `requested` are all recipes and targets of the pipeline, whether or not the command line selects them.
+    `requested` are all recipes and targets of the pipeline, including those that the command line does not select.
 
     Raises:
-        RecipeError: when there is no release to compare with, or when `drop` names something that is there.
-        LockMismatch: when the previous release was changed.
-        VerifyFailed: when the release would lack something that it must have.
+        RecipeError: if the release to compare with is missing, or `drop` names planned content.
+        LockMismatch: if the previous release was changed.
+        VerifyFailed: if the release would lack required content.
     """
     planned = list_planned(plan)
     for index, name in enumerate(release.drop):
@@ -316,12 +316,12 @@ def make_release(
 ) -> ReleaseResult:
     """Check the gates and create the release folder if all pass.
 
-    The lock file has all measurements, all stages of the plan have results, and `stages` are their reports in the
-    run that makes the release.
+    `lock` must have all measurements, and `artifacts` the results of all stages. `stages` are the reports of the run
+    that makes the release.
 
     Raises:
-        LockMismatch: when the release exists with other files, or was changed.
-        RecipeError: when there is no release to compare with.
+        LockMismatch: if the release exists with other files, or was changed.
+        RecipeError: if the release to compare with is missing.
     """
     folder = find_folder(pipeline, release)
     files = dict(_list_files(plan, artifacts))
@@ -361,7 +361,7 @@ def make_release(
 
 
 def _is_description(name: str) -> bool:
-    """Return whether a file describes the others; a README within a delivered folder is an output."""
+    """Return whether a file describes other files; a README inside a delivered folder is an output."""
     path = PurePosixPath(name)
     is_readme = path.name == README and len(path.parts) in (1, _TARGET_DEPTH)
     return is_readme or name.endswith(_DESCRIPTIONS)
@@ -375,12 +375,12 @@ def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple
 
 
 def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
-    """Write lock file, report, README and checksums, which are the same whenever the release is made."""
+    """Write lock file, report, README and checksums, which are reproducible."""
     (part / LOCK).write_text(lock_text(without_measurements(lock)), encoding="utf-8")
     report = describe_release(result.folder.name, without_measurements(lock))
     (part / REPORT).write_text(render_page(report), encoding="utf-8")
     (part / README).write_text(make_readme(result.folder.name, lock), encoding="utf-8")
-    # Statements may be signed later.
+    # Statements are excluded, because later signatures change them.
     names = sorted(
         path.relative_to(part).as_posix()
         for path in part.rglob("*")
@@ -391,7 +391,7 @@ def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
 
 
 def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
-    """Check that a release has the same files, apart from measurements, and that none was changed."""
+    """Check that an existing release has the same files, except measurements, and that none was changed."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -449,8 +449,8 @@ def _compare(
 def _measure_latencies(
     comparison: TargetComparison, part: Path, previous: PreviousRelease | None, device_locks: Path
 ) -> TargetComparison:
-    """Return a comparison with both latencies, if both releases have a bundle that runs here."""
-    # A library without latency from its verification does not run on this machine.
+    """Add both latencies to a comparison if both releases have a bundle that runs here."""
+    # Without a latency from `verify`, the library does not run on this machine.
     is_timed = comparison.current.latency_us is not None and comparison.previous_seconds is not None
     if previous is None or not is_timed:
         return comparison
@@ -480,7 +480,7 @@ _FILES: Final = (
 
 
 def make_readme(name: str, lock: LockFile) -> str:
-    """Return the README of a release: the same text for the same lock file."""
+    """Return the README of a release, which depends only on the lock file."""
     folders = "".join(
         f"- [`{recipe}/{target}`]({recipe}/{target}/{README})\n"
         for recipe, locked in lock.recipes.items()

@@ -1,4 +1,4 @@
-"""Gates: limits for every recipe and target of a release; measurements and content of releases."""
+"""Release gates (limits for every recipe and target), and the measurements and content of releases."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LOCK: Final = "release.lock.yaml"
 MEASUREMENTS: Final = "measurements.json"
 MEASUREMENTS_PAGE: Final = "measurements.html"
 MEASURED_FILES: Final = (MEASUREMENTS, MEASUREMENTS_PAGE)
-"""The files of a release that differ whenever it is made, as does only their statement besides."""
+"""The files of a release that are not reproducible; their statement is not, either."""
 
 
 class MeasuredTarget(ClosedModel):
     """The measurements of one target, and those of the previous release.
 
-    `current_s` and `previous_s` are latencies of both libraries from an interleaved measurement, or there is a reason
-    why there is none. The bytes are those of all parts of a partitioned target.
+    `current_s` and `previous_s` are latencies in seconds from an interleaved measurement of both libraries; if they are
+    missing, `not_timed_reason` says why. `library_bytes` includes all parts of a partitioned target.
     """
 
     measured: Measurements
@@ -48,8 +48,8 @@ class MeasuredTarget(ClosedModel):
 class MeasurementsFile(ClosedModel):
     """The file of measurements of a release.
 
-    It has the name of the previous release or "", changed content, gates, and measurements by recipe and target;
-    `verification` has all those of `verify`.
+    `compared_with` is the name of the previous release or "", `gates` has the limits, `recipes` the measurements by
+    recipe and target, and `verification` the documents of `verify`.
     """
 
     measurements: FormatVersion
@@ -69,7 +69,7 @@ def make_measurements(
     plan: Plan,
     artifacts: Mapping[str, Artifact],
 ) -> MeasurementsFile:
-    """Return the file of measurements of a release; `previous` is empty if there is no previous release."""
+    """Return the file of measurements; `previous` is empty for the first release."""
     builds = list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
     sizes = {build.name: build.size_bytes for build in builds}
     libraries = compare_libraries(plan, artifacts)
@@ -105,7 +105,7 @@ def make_measurements(
 
 
 def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageReport, ...]:
-    """Return the report of every stage with a result, as of a run that finds all of them."""
+    """Return the report of every stage with a result, as in a run where all are up to date."""
     return tuple(
         StageReport(spec.id, facts=artifact.facts, reason="unchanged", key=artifact.key)
         for spec in plan.stages
@@ -140,7 +140,7 @@ def measurements_text(file: MeasurementsFile) -> str:
 
 
 def read_measurements(folder: Path) -> MeasurementsFile | None:
-    """Return the file of measurements in a folder; None if it has none, RecipeError if it cannot be read."""
+    """Return the file of measurements in a folder, or None; RecipeError if it is damaged."""
     path = folder / MEASUREMENTS
     if not path.is_file():
         return None
@@ -155,7 +155,7 @@ def read_measurements(folder: Path) -> MeasurementsFile | None:
 
 
 def without_measurements(lock: LockFile) -> LockFile:
-    """Return the lock file of a release: without the measurements of `verify`, which differ in each run."""
+    """Remove the measurements of `verify`, which are not reproducible, from a lock file."""
     return _replace_measured(
         lock,
         lambda _, __, measured: Measurements(coverage=measured.coverage, bytes=measured.bytes),
@@ -163,7 +163,7 @@ def without_measurements(lock: LockFile) -> LockFile:
 
 
 def with_measurements(lock: LockFile, file: MeasurementsFile) -> LockFile:
-    """Return the lock file of a release with the measurements in its file."""
+    """Add a release's measurements to its lock file."""
 
     def find_measured(recipe: str, target: str, measured: Measurements) -> Measurements:
         entry = file.recipes.get(recipe, {}).get(target)
@@ -173,7 +173,7 @@ def with_measurements(lock: LockFile, file: MeasurementsFile) -> LockFile:
 
 
 def read_lock_with_measurements(path: Path) -> LockFile:
-    """Return a lock file, with the measurements beside it if it is that of a release."""
+    """Read a lock file; for a release, add the measurements beside it."""
     lock = read_lock(path).file
     file = read_measurements(path.parent) if path.name == LOCK else None
     return lock if file is None else with_measurements(lock, file)
@@ -195,13 +195,14 @@ def _replace_measured(
 
 
 CONTENT_GATE: Final = "content"
-"""The gate that is always on: a release drops only names in `release.drop`."""
+"""The gate that is always active: a release drops only names in `release.drop`."""
 
 
 class TargetComparison(NamedTuple):
-    """A recipe and target of a release beside the previous release, whose measurements may be empty.
+    """A recipe and target of a release, compared with the previous release.
 
-    Without latencies of an interleaved measurement, there is a reason, or both releases have the same library.
+    `previous` is empty for a new target. `latencies` are interleaved measurements. Without them, `not_timed_reason` is
+    set, or both libraries are the same.
     """
 
     recipe: str
@@ -219,17 +220,17 @@ class TargetComparison(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The last measured latency of the new library."""
+        """The latency of the new library in seconds: interleaved if available."""
         return self.latencies.current_s if self.latencies else latency_of(self.current)
 
     @property
     def previous_seconds(self) -> float | None:
-        """The last measured latency of the previous library."""
+        """The latency of the previous library in seconds: interleaved if available."""
         return self.latencies.previous_s if self.latencies else latency_of(self.previous)
 
 
 class FailedGate(NamedTuple):
-    """A gate that a recipe fails on a target."""
+    """A gate that a recipe does not pass on a target."""
 
     label: str
     gate: str
@@ -242,7 +243,7 @@ def latency_of(measured: Measurements) -> float | None:
 
 
 def compare_releases(current: LockFile, previous: LockFile | None) -> list[TargetComparison]:
-    """Return every recipe and target of a lock file beside its entry in the previous one."""
+    """Return every recipe and target of a lock file with its previous measurements."""
     return [
         TargetComparison(name, target, locked.measured, _find_measured(previous, name, target))
         for name, recipe in current.recipes.items()
@@ -257,7 +258,7 @@ def _find_measured(lock: LockFile | None, recipe: str, target: str) -> Measureme
 
 
 def find_failed_gates(comparisons: Sequence[TargetComparison], gates: Gates) -> list[FailedGate]:
-    """Return every gate that a recipe fails on a target."""
+    """Return every gate that a recipe does not pass on a target."""
     return [
         FailedGate(comparison.label, gate, message)
         for comparison in comparisons
@@ -276,7 +277,7 @@ def check_content(change: ContentChange, source: str, release: Release) -> list[
 
 
 class CheckedGate(NamedTuple):
-    """A gate with its limit and the measured value of a recipe and target; None if there is none."""
+    """A gate with its limit, and the value of a recipe and target; None if it is unknown."""
 
     label: str
     gate: str
@@ -387,10 +388,10 @@ _GATES: Final[Mapping[str, tuple[_Measure, _Check]]] = {
 
 
 class ContentChange(NamedTuple):
-    """Names that only a release has, and names that only its predecessor has.
+    """Names that a release adds, and names that it lacks, relative to its predecessor.
 
-    Names are `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, and `RECIPE/TARGET/verify` for a
-    target that is verified against a reference. A name stands for everything in it.
+    Names are `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, and `RECIPE/TARGET/verify` for a target that is
+    verified against a reference. A name includes everything below it.
     """
 
     added: tuple[str, ...] = ()
@@ -403,7 +404,7 @@ def list_planned(plan: Plan) -> frozenset[str]:
 
 
 def list_locked(lock: LockFile) -> frozenset[str]:
-    """Return the names of everything in the release of a lock file."""
+    """Return the names of everything that a lock file's release contains."""
     return _list_content(
         (name, label, stage.settings)
         for name, recipe in lock.recipes.items()
@@ -412,13 +413,13 @@ def list_locked(lock: LockFile) -> frozenset[str]:
 
 
 def compare_content(current: Collection[str], previous: Collection[str]) -> ContentChange:
-    """Return the outermost names that are new, and those that are gone."""
+    """Return the outermost added and removed names."""
     added, removed = set(current) - set(previous), set(previous) - set(current)
     return ContentChange(_outermost(added), _outermost(removed))
 
 
 def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
-    """Return the names that are gone and that `release.drop` does not declare, themselves or a parent."""
+    """Return the removed names that `release.drop` declares neither themselves nor by a parent."""
     return [name for name in removed if name not in declared and not _is_inside(name, declared)]
 
 
@@ -427,7 +428,7 @@ def _outermost(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _is_inside(name: str, names: Collection[str]) -> bool:
-    """Return whether a parent of a name is among names: `net/host` or `net` for `net/host/wheel`."""
+    """Return whether `names` contains a parent of a name: `net/host` or `net` for `net/host/wheel`."""
     return any(str(parent) in names for parent in PurePosixPath(name).parents)
 
 
@@ -437,7 +438,7 @@ def _list_content(stages: Iterable[tuple[str, str, Mapping[str, Json]]]) -> froz
     joined = {(recipe, target) for recipe, stage, target, _ in rows if stage == join.NAME}
     names: set[str] = set()
     for recipe, stage, target, settings in rows:
-        # A part of a model is delivered in the folder of the target that it is a part of.
+        # A part is delivered in the folder of its partitioned target.
         whole = target.rpartition(".")[0]
         place = f"{recipe}/{whole if (recipe, whole) in joined else target}"
         if stage in (export.NAME, join.NAME):

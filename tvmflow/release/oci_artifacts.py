@@ -1,7 +1,7 @@
 """Deliveries and releases as artifacts in an OCI registry.
 
-A folder is an artifact of ModelPack with a layer for each file. Signed statements and bills of materials are
-referrers, so that a later signature changes no digest.
+A folder is a ModelPack artifact with a layer for each file. Signed statements and bills of materials are OCI referrers,
+so that a later signature does not change the artifact's digest.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tvmflow.store.oci import (
 _MODEL: Final = "application/vnd.cncf.model.manifest.v1+json"
 _CONFIG: Final = "application/vnd.cncf.model.config.v1+json"
 _LAYER: Final = "application/vnd.cncf.model.{}.v1.raw"
-# Suffixes of the files that refer to an artifact -> media types.
+# Suffix of the files in a referrer -> media type.
 _REFERRERS: Final = {STATEMENT_SUFFIX: PAYLOAD_TYPE, BOM_SUFFIX: "application/vnd.cyclonedx+json"}
-# ModelPack's kinds of files -> suffixes; all other files are weights.
+# ModelPack's layer kind -> suffixes; all other files are weights.
 _KINDS: Final = {
     "code": (".h", ".hpp", ".c", ".cpp", ".cmake", ".js", ".ts", ".py", ".java", "CMakeLists.txt"),
     "doc": (".md", ".html", ".svg"),
@@ -56,7 +56,7 @@ _SHOWN_PROBLEMS: Final = 3
 
 
 class Pushed(NamedTuple):
-    """A pushed artifact, with its address by digest, and counts of files and bytes."""
+    """A pushed artifact: address with digest, and numbers of files and bytes."""
 
     address: str
     files: int
@@ -67,7 +67,7 @@ class Pushed(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """A pulled artifact, with its address by digest; it is not new if its files were there before."""
+    """A pulled artifact: address with digest; `is_new` is false if the folder had its files already."""
 
     address: str
     files: int
@@ -80,12 +80,12 @@ class Pulled(NamedTuple):
 
 
 def push_artifact(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
-    """Push the files of a folder to a registry, without those that it has; then set the tag.
+    """Push the files of a folder that a registry lacks, and set the tag.
 
     Raises:
-        UsageError: when the folder has something that registries do not accept.
-        VerifyFailed: when a file differs from its statement.
-        OciError: when the registry refuses it.
+        UsageError: if registries would not accept the folder's content.
+        VerifyFailed: if a file differs from its statement.
+        OciError: if the registry refuses the artifact.
     """
     layers: list[Descriptor] = []
     referrers: dict[str, list[Descriptor]] = {}
@@ -112,7 +112,7 @@ def push_artifact(folder: Path, reference: OciReference, store: LocalStore) -> P
     content = make_manifest(_MODEL, layers, annotations, describe(config, _CONFIG))
     subject = describe(content, MANIFEST)
     repository = Repository(reference)
-    # repositories of this registry with files that were pushed from here, by digest
+    # Digest -> repository of this registry to which the file was pushed from here.
     note = f"oci-{reference.host}"
     known: dict[str, str] = json.loads(store.notes.read("facts", note) or "{}")
     sent: list[int] = []
@@ -182,15 +182,15 @@ def pull_artifact(
     trusted: Sequence[PublicKey],
     on_progress: OnProgress | None = None,
 ) -> Pulled:
-    """Pull an artifact's files and their statements into a new folder: all or none.
+    """Pull an artifact's files and statements atomically into a new folder.
 
-    The store keeps downloads, so that an interrupted pull continues. One of the trusted keys must have signed the
-    statements; without keys, no signature is checked.
+    The store keeps downloads, so that an interrupted pull can continue. A trusted key must have signed the statements;
+    without trusted keys, no signature is checked.
 
     Raises:
-        UsageError: when the folder has other files.
-        VerifyFailed: when no trusted key signed the files.
-        DownloadError: when a file cannot be fetched, or differs from the manifest.
+        UsageError: if the folder has other files.
+        VerifyFailed: if no trusted key signed the files.
+        DownloadError: if a file cannot be fetched, or differs from the manifest.
     """
     repository = Repository(reference)
     try:
@@ -238,7 +238,7 @@ def _list_layers(repository: Repository, manifest: Manifest) -> Iterator[Descrip
     for kind in _REFERRERS.values():
         found = [entry for entry in reversed(listed) if entry.artifact_type == kind]
         if found:
-            # the one with most signatures, and of several the last one
+            # The last of the referrers with the most signatures.
             best = max(found, key=lambda one: len(one.annotations.get(_SIGNED_BY, "").split()))
             attached = repository.find_manifest(best.digest)
             yield from attached.layers if attached.subject == manifest.digest else ()
@@ -256,7 +256,7 @@ def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
 def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> str:
     """Check files and their paths against statements, and return the signers.
 
-    Signed content could be harmful at another path, such as that of a module that Python imports.
+    Paths matter: signed content could be harmful elsewhere, for example as a module that Python imports.
     """
     findings = list(check_delivered(folder, trusted))
     bad = [
@@ -266,7 +266,7 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
         for finding in findings
         if not finding.good or finding.is_renamed
     ]
-    # a statement that is not believed is the cause for all of its files
+    # An untrusted statement is the cause of the problems with all of its files.
     causes = [finding for finding in bad if finding.path.name.endswith(STATEMENT_SUFFIX)] or bad
     problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in causes]
     if problems:
@@ -274,7 +274,7 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
         more = [f"and {hidden} more"] if hidden > 0 else []
         raise VerifyFailed(f"{about}: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}", fix=fix)
     signed = [finding.source for finding in findings if finding.source]
-    # the publisher chose the folders of whole deliveries, which statements do not name
+    # Statements do not name the folders of deliveries, which the publisher chose, so they are shown.
     folders = sorted({entry.path.parent.relative_to(folder).as_posix() for entry in signed} - {"."})
     where = f", in {names_text(folders)}" if folders else ""
     return ", ".join(sorted({entry.signature for entry in signed})) + where

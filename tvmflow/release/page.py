@@ -1,4 +1,4 @@
-"""The pages of a release, and pages that are compared with another run, release or delivery."""
+"""HTML pages of releases, and comparisons of pages with another run, release or delivery."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BYTES: Final = "max_bytes"
 
 
 class Details(NamedTuple):
-    """The details of a release that are only in the store: stages, kernels, and the text of recipes."""
+    """Details of a release that only the store has: stages, kernels and the text of recipes."""
 
     stages: tuple[StageEntry, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
@@ -53,7 +53,7 @@ class Details(NamedTuple):
 
 
 def describe_release(name: str, lock: LockFile) -> Page:
-    """Return the report on the content of a release, the same for the same lock file."""
+    """Return the report on the content of a release, which depends only on the lock file."""
     return Page(
         kind="Release",
         title=name,
@@ -67,9 +67,9 @@ def describe_release(name: str, lock: LockFile) -> Page:
 def describe_measurements(
     name: str, lock: LockFile, file: MeasurementsFile, details: Details | None = None
 ) -> Page:
-    """Return the page with the measurements of a release beside those of the previous one.
+    """Return the page with the measurements of a release and of the previous release.
 
-    Without details from the store, it shows the kernels in the lock file.
+    Without `details`, the page shows the kernels from the lock file.
     """
     details = details or Details()
     comparisons = {comparison.label: comparison for comparison in read_comparisons(file)}
@@ -95,7 +95,7 @@ def describe_measurements(
 
 
 def read_release(folder: Path) -> Page:
-    """Return the page of the release in a folder; UsageError for another folder."""
+    """Return the page of the release in a folder; UsageError if the folder is not a release."""
     if not (folder / LOCK).is_file():
         raise UsageError(
             f"{folder} is not the folder of a release: it has no {LOCK}",
@@ -128,7 +128,7 @@ def _list_provenance(lock: LockFile) -> tuple[tuple[str, tuple[tuple[str, str], 
 
 
 def _list_locked(lock: LockFile) -> Iterator[Library]:
-    # variants of a recipe have its file, and its name as the beginning of theirs
+    # Variants have the recipe file in common, and their names begin with the recipe's name.
     files: dict[str, list[str]] = {}
     for name, recipe in lock.recipes.items():
         files.setdefault(recipe.recipe, []).append(name)
@@ -152,7 +152,7 @@ def _list_locked(lock: LockFile) -> Iterator[Library]:
 
 
 def _find_base(names: Sequence[str]) -> str:
-    """Return the longest common beginning of several names up to a dash, or a single name."""
+    """Return the longest common prefix of several names that ends before a dash, or the single name."""
     base = names[0]
     while len(names) > 1 and "-" in base:
         base = base.rpartition("-")[0]
@@ -220,7 +220,7 @@ def _list_notes(file: MeasurementsFile) -> list[str]:
 
 
 def describe_gates(gates: Sequence[Mapping[str, Json]]) -> tuple[Gate, ...]:
-    """Return the gates in the record of a run, as `CheckedGate._asdict` gives them."""
+    """Return the gates in a run's record, which are JSON of `CheckedGate`."""
     return tuple(_format_gate(CheckedGate(**gate)) for gate in gates)
 
 
@@ -257,26 +257,24 @@ def _list_locked_kernels(lock: LockFile) -> Iterator[LibraryKernels]:
 
 
 # ---------------------------------------------------------------- page comparison
-# A page beside another run, release, lock file or delivery, as `tvmflow compare` judges both.
-
-# The profile times each kernel in few calls: smaller differences may be noise.
+# The profile times each kernel in few calls, so that smaller relative differences may be noise.
 _MIN_CHANGE: Final = 0.1
-# The share of the library's latency, below which changes are not shown.
+# Changes below this share of the library's latency are not shown.
 _MIN_SHARE: Final = 0.01
 _SHOWN_NAMES: Final = 3
 
 
 def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Page:
-    """Return a page with its builds compared with those of another side; the store has pre-images of runs.
+    """Return a page with its builds compared with another side's; `store` has the runs' pre-images.
 
     Raises:
-        UsageError: Both are the same, or have no build in common.
+        UsageError: If both sides are the same, or have no common build.
     """
     _check_sides(before, after)
     comparison = compare_sides(before, after, store)
     latencies = {figure.build: figure for figure in comparison.figures if figure.what == "latency"}
     libraries, notes = page.libraries, page.notes
-    # the page of a release has its interleaved measurements with the previous release
+    # A release's page already has interleaved measurements with the previous release.
     if not before.release or before.release != page.previous:
         libraries = tuple(
             _compare_library(library, before, after, latencies.get(library.label))
@@ -326,7 +324,7 @@ def _compare_library(
         build = build._replace(latency_s=_number(latency.after))
         previous = previous._replace(latency_s=_number(latency.before))
     keys = [_find_measurement(side, library) for side in (before, after)]
-    # `--force verify` measures again, and its result has the same key
+    # `--force verify` measures again under the same key, so that latencies must be equal, too.
     has_same_key = bool(keys[0]) and keys[0] == keys[1]
     is_same = has_same_key and previous is not None and build.latency_s == previous.latency_s
     return library._replace(
@@ -344,16 +342,16 @@ def _number(value: float | str | None) -> float | None:
 
 
 def _find_measurement(side: Side, library: Library) -> str:
-    """Return the key of the result that has the latency; empty if it is not known."""
+    """Return the key of the `verify` result with the latency; empty if unknown."""
     name = f"{library.build.recipe}:{verify.NAME}/{library.build.target}"
     stages = side.run.stages if side.run else ()
     return next((stage.key for stage in stages if stage.stage_id == name), "")
 
 
 def _list_kernel_changes(library: Library, before: Side, after: Side) -> list[KernelChange]:
-    """Return the kernels of only one side, and those whose time has changed, the largest difference first.
+    """Return kernels of only one side and kernels with changed times, largest difference first.
 
-    If the library is as fast as before, differences of its kernels are noise.
+    If the library's latency is unchanged, differences of kernel times are noise.
     """
     old, new = (side.kernels.get(library.label, {}) for side in (before, after))
     if not old or not new:

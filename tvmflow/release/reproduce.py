@@ -1,8 +1,8 @@
-"""The reproducibility check: the content of a lock file is built twice more, and compared.
+"""The reproducibility check: build the content of a lock file twice more, and compare.
 
-Both builds start from an empty store, in folders of different depth, with different hash seeds, time
-zones, locales, thread counts and numbers of jobs. They share only downloads, which are identified by
-digests. Schedules come from the lock file, because a search is not a function of its inputs.
+Both builds start from an empty store, in folders of different depth, with different hash seeds, time zones, locales,
+thread counts and numbers of jobs. They share only downloads, which are identified by digests. Schedules come from the
+lock file, because a search is not deterministic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AR_HEADER: Final = 60
 _MAX_DEPTH: Final = 5
 _SHOWN_CHARACTERS: Final = 60
 
-# The steps to a difference, the outermost first: members, a section, a symbol, an offset.
+# The path to a difference, outermost first: archive members, section, symbol, offset.
 _Location = tuple[str, ...]
 _Finder = Callable[[bytes, bytes, int], _Location | None]
 
@@ -47,10 +47,10 @@ class _Member(NamedTuple):
 
 
 def find_difference(first: bytes, second: bytes, depth: int = 0) -> _Location | None:
-    """Return where two contents first differ; None when they are equal.
+    """Return where two contents first differ, or None if they are equal.
 
-    Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path,
-    safetensors by tensor, text by line, and everything else by byte. `depth` counts the archives around them.
+    Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path, safetensors by
+    tensor, text by line, and other content by byte. `depth` is the number of enclosing archives.
     """
     if first == second:
         return None
@@ -59,7 +59,7 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> _Location | 
             try:
                 location = find(first, second, depth)
             except Exception as error:
-                # Content that is damaged, or has another format, is compared as another one.
+                # Content that is damaged or has another format is tried as the next format.
                 _log.debug("compared as another format than %s: %s", name, error)
                 continue
             if location is not None:
@@ -136,9 +136,9 @@ class _Section(NamedTuple):
 
 
 def _elf_difference(first: bytes, second: bytes, depth: int) -> _Location | None:
-    """Return the section, the symbol and the offset of the first difference; None when there is none."""
+    """Return section, symbol and offset of the first difference, or None."""
     sections, others = _read_sections(first), _read_sections(second)
-    # code and data come before the tables that depend on them
+    # Code and data are compared before tables that depend on them.
     is_table = {name: not name.startswith((".text", ".rodata", ".data")) for name in sections}
     for name in sorted(sections, key=lambda name: (is_table[name], name)):
         if name not in others:
@@ -164,7 +164,7 @@ def _read_sections(content: bytes) -> dict[str, _Section]:
 
 
 def _find_symbol(content: bytes, section: _Section, other: _Section) -> str:
-    """Return the symbol of `content` in which two sections first differ; empty when there is none."""
+    """Return the symbol of `content` in which two sections first differ, or an empty string."""
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import SymbolTableSection
 
@@ -263,14 +263,14 @@ _log = logging.getLogger(__name__)
 
 
 class BuildEnvironment(NamedTuple):
-    """Conditions of a build that must not change its results."""
+    """Conditions of a build that must not affect its results."""
 
     folder: str
     jobs: int
     variables: dict[str, str]
 
 
-# Before 3.12, Python does not start in the locale C where a .pth file names a folder beyond ASCII.
+# Before 3.12, Python does not start in the C locale if a .pth file contains a non-ASCII folder.
 _PLAIN_LOCALE: Final = "C" if f"{sys.prefix}{__file__}".isascii() else "C.UTF-8"
 ENVIRONMENTS: Final = tuple(
     BuildEnvironment(
@@ -293,7 +293,7 @@ _NOT_FAILED: Final = ("ran", "hit", "skipped")
 
 
 class FirstDifference(NamedTuple):
-    """The first difference of a build: the stage, its file, the position in the file, and which build."""
+    """The first difference of a build: stage, file, position in the file, and the build's name."""
 
     stage_id: str
     file: str
@@ -302,7 +302,7 @@ class FirstDifference(NamedTuple):
 
 
 class ReproducibilityReport(NamedTuple):
-    """The result of the check; `difference` is None if all files of both builds are the locked ones."""
+    """The result of the check; `difference` is None if both builds reproduced all locked files."""
 
     seconds: tuple[float, ...]
     stages: int
@@ -318,9 +318,9 @@ def build_again(
     folder: Path,
     on_build: Callable[[int], None],
 ) -> ReproducibilityReport:
-    """Build a plan, up to date in `store`, in each of `ENVIRONMENTS` and compare the files of its stages.
+    """Build a plan that is up to date in `store` in each of `ENVIRONMENTS`, and compare files.
 
-    `on_build` gets the number of each build before it starts; StageError if a build has no files to compare.
+    `on_build` gets the number of each build before it starts. Raises StageError if a build fails without a difference.
     """
     plan_state = evaluate_plan(plan, store)
     compared = [spec for spec in plan.stages if spec.traits.is_locked and not spec.traits.searches]
@@ -370,7 +370,7 @@ def _run_build(
 
 
 def _read_build(name: str, process: subprocess.CompletedProcess[str]) -> tuple[float, list[Json]]:
-    """Return the duration and the failed stages in the last event of a build."""
+    """Return seconds and failed stages from the last event of a build."""
     last_line = process.stdout.strip().rpartition("\n")[2]
     event: Json = json.loads(last_line) if last_line.startswith("{") else {}
     errors = process.stderr.strip()
@@ -388,7 +388,7 @@ def _read_build(name: str, process: subprocess.CompletedProcess[str]) -> tuple[f
 def _find_difference(
     spec: StageSpec, plan_state: PlanState, store: LocalStore, built_store: LocalStore, build: str
 ) -> FirstDifference | None:
-    """Return where the built result of a stage differs; None when it is missing or the same."""
+    """Return where the new result of a stage differs, or None if it is missing or equal."""
     reference = plan_state.artifacts[spec.id]
     built = built_store.find(reference.key)
     if built is None:

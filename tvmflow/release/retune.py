@@ -1,8 +1,8 @@
-"""Retuning: a budget of trials for several recipes and targets, spent in rounds where it gains most.
+"""Retuning: a tuning budget for several recipes and targets, spent in rounds where it gains most.
 
-Each round gives one recipe and target more trials and compares the estimate of its latency: calls
-times the best time of each kernel. The next round goes to the one with the largest gain in its last round
-(a greedy bandit): gains decrease, so that the last one predicts the next. An exhausted search gets no more rounds.
+Each round gives one `tune` stage more trials and compares its estimated latency: calls times the best time of each
+kernel. The next round goes to the stage with the largest gain in its last round (a greedy bandit), because gains
+decrease and the last gain predicts the next. An exhausted search gets no more rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvmflow.tuning.tuning_job import TuneFacts, WorkloadFacts
 
 _log = logging.getLogger(__name__)
 
-# How often a round is extended because the ledger had all of its trials.
+# Limit of extensions of a round whose trials are all in the ledger already.
 _MAX_EXTENSIONS: Final = 8
 
 _STOP_REASONS: Final[Mapping[str, str]] = {
@@ -29,14 +29,14 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
 }
 
 TuneStage = Callable[[StageSpec], TuneFacts | None]
-"""Runs a `tune` stage with its inputs; None when it failed."""
+"""Runs a `tune` stage with its inputs; returns None if it fails."""
 
 
 class TuningProgress(NamedTuple):
     """The progress of one recipe and target, with its `tune` stage.
 
-    `trials` is the budget of all rounds, `measured` the spent part. Latencies are estimates in µs, before the first
-    round and now. The gain is the share of the latency that the last round saved.
+    `trials` is the budget of all rounds, `measured` the spent part. `first_us` and `estimated_us` are estimated
+    latencies before the first round and now. `gain` is the share of the latency that the last round saved.
     """
 
     spec: StageSpec
@@ -50,7 +50,7 @@ class TuningProgress(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """The first estimate divided by the current one; 1 as long as one of them is unknown."""
+        """The first estimate divided by the current estimate; 1 if either is unknown."""
         return self.first_us / self.estimated_us if self.first_us and self.estimated_us else 1.0
 
 
@@ -60,7 +60,7 @@ def spend_budget(
     tune: TuneStage,
     on_round: Callable[[TuningProgress], None],
 ) -> list[TuningProgress]:
-    """Tune until the budget is spent or a round gains too little, and return the progress of each stage."""
+    """Tune in rounds until the budget is spent or gains are too small; return each stage's progress."""
     progress = {spec.id: TuningProgress(spec, spec.settings["tune"]["trials"]) for spec in specs}
     started = time.monotonic()
     while True:
@@ -83,7 +83,7 @@ def _trials_left(progress: Iterable[TuningProgress], budget: Retune, seconds: fl
 
 
 def _choose_next(progress: Sequence[TuningProgress], min_gain: float) -> TuningProgress | None:
-    """Return the stage of the next round: each once, then the one with the largest last gain."""
+    """Return the stage of the next round: each stage once, then the stage with the largest last gain."""
     running = [row for row in progress if not row.stop_reason]
     gains = [math.inf if row.gain is None else row.gain for row in running]
     best = max(gains, default=-math.inf)
@@ -97,7 +97,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
         facts = tune(with_trials(progress.spec, total))
         if facts is None or facts.measured or facts.stopped not in ("budget", "finished"):
             break
-        # The ledger had all of these trials: the round continues after them.
+        # The ledger had all trials of this budget, so the round continues beyond them.
         total = max(total, facts.known)
     if facts is None:
         return progress._replace(stop_reason="failed")
@@ -119,7 +119,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
 def _estimate_us(
     facts: TuneFacts, tuned_us: Callable[[WorkloadFacts], float | None]
 ) -> float | None:
-    """Return the µs of one inference in kernels with known times; None without any."""
+    """Return the µs per inference in kernels with known times, or None."""
     total = 0.0
     for workload in facts.workloads:
         times = [us for us in (workload.untuned_us, tuned_us(workload)) if us is not None]
@@ -129,13 +129,13 @@ def _estimate_us(
 
 
 def with_trials(spec: StageSpec, trials: int) -> StageSpec:
-    """Return the same `tune` stage with another budget."""
+    """Return a `tune` stage with another budget."""
     tune = {**spec.settings["tune"], "trials": trials}
     return spec._replace(settings={**spec.settings, "tune": tune})
 
 
 def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
-    """Return the plan with the budgets that were spent."""
+    """Set the spent budgets in a plan."""
     budgets = {row.spec.id: row.trials for row in progress}
     stages = (
         with_trials(spec, budgets[spec.id]) if spec.id in budgets else spec for spec in plan.stages
@@ -144,6 +144,6 @@ def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
 
 
 def select_stage(plan: Plan, stage: StageSpec) -> Plan:
-    """Return a plan of `stage`, in place of the one with its id, and of its inputs."""
+    """Return a plan of `stage`, which replaces the planned stage with its id, and its inputs."""
     stages = tuple(stage if spec.id == stage.id else spec for spec in plan.stages)
     return select_stages(Plan(stages, ()), [stage.id])

@@ -1,4 +1,4 @@
-"""Interleaved measurement of two libraries in one process: other load of the machine affects both."""
+"""Interleaved measurement of two libraries in one process, so that other load affects both alike."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _TIMEOUT_S: Final = 600.0
 
 
 class LatencyPair(NamedTuple):
-    """Latencies of the new and the previous library in seconds, from interleaved measurements."""
+    """Latencies in seconds of the new and the previous library, from an interleaved measurement."""
 
     current_s: float
     previous_s: float
 
 
 def time_alternately(current: Path, previous: Path, locks: Path) -> LatencyPair | str:
-    """Return the latencies of two bundles, or the reason why they cannot be measured here.
+    """Measure the latencies of two bundles, or return the reason why this is impossible here.
 
-    They run in another process, with exclusive use of this machine's CPU and GPU.
+    The bundles run in another process, which uses this machine's CPU and GPU exclusively.
     """
     command = module_command(__name__, str(current), str(previous))
     _log.debug("timing %s and %s alternately", current, previous)
     with contextlib.ExitStack() as stack:
-        # Locks of devices that this machine does not have are free.
+        # Locks of missing devices are always free.
         for device in devices.ALL_DEVICES:
             stack.enter_context(devices.exclusive(locks, device))
         try:
