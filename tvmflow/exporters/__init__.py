@@ -1,7 +1,7 @@
-"""Exporters: every form in which a built library can be delivered, by its name in a recipe.
+"""Exporters: the delivered forms of a built library, by their names in a recipe.
 
-Imports frontends and the layers below. To add an exporter, write one module with the shape of
-`exporter.Exporter`, or a `Form` in the table of a module, and its line here.
+Imports frontends and below. To add an exporter, write a module with the shape of `exporter.Exporter`, or a `Form` in a
+module's table, and add its line here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     web.NAME: web,
     "wheel": wheel,
     "xcframework": c_library.XCFRAMEWORK,
-    # it contains the files of all others, so it comes last
+    # Last, because it contains the files of all others.
     "archive": archives,
 }
 
@@ -31,4 +31,4 @@ PARTITIONED_EXPORTERS: Final[dict[str, PartitionedExporter]] = {
     "wheel": wheel,
     "archive": archives,
 }
-"""The exporters with one file for a partitioned model; the others write files for each part."""
+"""The exporters that write one delivery for a partitioned model; the others write files for each part."""

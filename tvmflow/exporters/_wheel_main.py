@@ -1,6 +1,6 @@
-"""Runs the model of a wheel on the arrays of a file, or on images.
+"""Command line of a wheel's model.
 
-`python -m MODEL input.npz output.npz` takes arrays, `python -m MODEL IMAGE …` images.
+`python -m MODEL input.npz output.npz` runs it on arrays, `python -m MODEL IMAGE …` on images.
 """
 
 # The wheel's __main__.py is made from this module.
@@ -48,7 +48,7 @@ def _run(model: Model, inputs: Path, outputs: Path) -> None:
     if not inputs.is_file():
         raise BundleError(f"there is no file {inputs}")
     if model.dynamic_tensors is not None:
-        # they have sizes of their own, and are one call
+        # Arrays with dynamic shapes are one call and not split into samples.
         arrays = read_npz(inputs, str(inputs))
         write_npz(
             outputs,

@@ -24,16 +24,16 @@ _lock = threading.Lock()
 
 
 def load() -> Model:
-    """Load the model, ready to run on this machine: `inputs`, `outputs`, `run(feed)`, `latency(feed)`.
+    """Load the model: `inputs`, `outputs`, `run(feed)`, `latency(feed)`.
 
     Raises:
-        BundleError: when this machine's CPU or TVM's runtime does not fit the model; the message says which.
+        BundleError: if the model cannot run on this CPU or with this version of TVM's runtime.
     """
     return loading.load(Path(__file__).with_name("model.tvmflow"))
 
 
 def run(feed: Mapping[str, Array]) -> dict[str, Array]:
-    """Return outputs by name for inputs by name. The model is loaded at the first call and kept."""
+    """Run the model on inputs by name, and return outputs by name; the first call loads the model."""
     with _lock:
         if not _shared:
             _shared.append(load())

@@ -1,7 +1,6 @@
-"""Archives whose bytes depend only on their content, and the output `archive`.
+"""Reproducible archives (no times, no owners, fixed order), and the output `archive`.
 
-Archives have no times, no owners and one order. The output contains all other files that are delivered for a
-target.
+The output contains all other delivered files of a target.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ SOURCES: Final[tuple[Path, ...]] = ()
 
 unsupported_reason = no_reason
 
-# The earliest time that a zip can hold; any fixed time makes equal content equal bytes.
+# The earliest time in a zip; a fixed time makes archives reproducible.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
-# With zlib's default level, weights as C text (a gigabyte for ResNet-50) take minutes, and become a sixth smaller.
+# zlib's default level would take minutes for weights as C code (1 GB for ResNet-50), and save only a sixth.
 _LEVEL: Final = 4
 _CHUNK: Final = 1 << 20
 _COMPRESSED: Final = frozenset({"archive", "c-source"})
@@ -38,7 +37,7 @@ def compressor_versions(outputs: Collection[str]) -> dict[str, str]:
 
 
 def write_zip(output: Path, content: Mapping[str, Path | bytes]) -> None:
-    """Write a zip of files, or of contents, in their order and without compression."""
+    """Write an uncompressed zip in the order of `content`, which maps names to files or bytes."""
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as archive:
         for name, source in content.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -50,20 +49,20 @@ def write_zip(output: Path, content: Mapping[str, Path | bytes]) -> None:
 
 
 def _open(source: Path | bytes) -> tuple[IO[bytes], int]:
-    """Return a file or a content, to be read once, and its size."""
+    """Return a stream of a file or bytes, and its size."""
     if isinstance(source, bytes):
         return io.BytesIO(source), len(source)
     return source.open("rb"), source.stat().st_size
 
 
 def write_tar(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """Write a tar of files, or of contents, sorted by name."""
+    """Write a tar sorted by name; `files` maps names to files or bytes."""
     with output.open("wb") as stream:
         _write_entries(stream, files)
 
 
 def write_tar_gz(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """Write a compressed tar of files, or of contents, sorted by name."""
+    """Write a gzipped tar sorted by name; `files` maps names to files or bytes."""
     with (
         output.open("wb") as stream,
         gzip.GzipFile("", "wb", _LEVEL, fileobj=stream, mtime=0) as compressed,
@@ -72,7 +71,7 @@ def write_tar_gz(output: Path, files: Mapping[str, Path | bytes]) -> None:
 
 
 def _write_entries(stream: IO[bytes] | gzip.GzipFile, files: Mapping[str, Path | bytes]) -> None:
-    # entries are plain ustar, except for names that are too long for it
+    # The PAX format writes plain ustar entries, except for long names.
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):
             entry = tarfile.TarInfo(name)
@@ -91,6 +90,6 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Write the other files in `dist` to an archive, in a folder with the recipe's name."""
+    """Archive the other delivered files, in a folder with the recipe's name."""
     content = {f"{built.name}/{name}": path for name, path in built.exported_files.items()}
     write_tar_gz(folder / files(built.request)[0], content)

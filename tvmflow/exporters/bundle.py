@@ -1,4 +1,4 @@
-"""`bundle`: one file with library, signature and a manifest that is checked before anything is loaded."""
+"""`bundle`: one file with library, signature and manifest, which is checked before loading."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 
 def write(built: BuiltModel, output: Path) -> None:
-    """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
+    """Write an uncompressed zip with `manifest.json`, `signature.json` and the library, in this order."""
     library = built.request.library_name
     content: dict[str, Path | bytes] = {SIGNATURE: exporter.json_bytes(built.signature)}
     content[library] = built.library
@@ -44,7 +44,7 @@ def write_partitioned(
     parts: Mapping[str, Path],
     output: Path,
 ) -> None:
-    """Write the bundle of a partitioned model, with the bundles of its parts in place of the library."""
+    """Write the bundle of a partitioned model, which contains bundles of parts in place of a library."""
     part_files = {name: f"parts/{name}.tvmflow" for name in parts}
     listed = [{"name": name, "file": file} for name, file in part_files.items()]
     content: dict[str, Path | bytes] = {SIGNATURE: exporter.json_bytes(signature)}
@@ -65,7 +65,7 @@ def _write(
 
 
 def _describe(source: Path | bytes, digest: str | None) -> dict[str, Json]:
-    """Return size and digest of a file or a content; the digest may be known."""
+    """Return size and digest of a file or bytes; a known `digest` is not computed again."""
     if isinstance(source, bytes):
         return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
     return {"bytes": source.stat().st_size, "sha256": digest or hash_file(source)}

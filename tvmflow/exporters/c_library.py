@@ -1,7 +1,7 @@
-"""`c-library`: the model as a plain C library without TVM: libraries and a header.
+"""`c-library`: the model as a plain C library without TVM, with a header.
 
-`c-library-weights` has the weights in a separate file. Models of images have a second header, with preprocessing and
-the names of classes; C++ projects have it, too. `xcframework` is the static library for iPhones and the simulator.
+`c-library-weights` has the weights in a separate file. Models with image inputs have a second header with preprocessing
+and class names, also in C++ projects. `xcframework` is the static library for iPhones and the simulator.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.linking import macho
 
 _IMAGE_SOURCES: Final = (Path(__file__).with_name("images.h"),)
-# Types of C that are not NumPy's with `_t`. Values of float16 are their bits.
+# NumPy type -> C type, where it is not the name with `_t`. float16 values are passed as bits.
 _TYPES: Final[Mapping[str, str]] = {"float32": "float", "float64": "double", "float16": "uint16_t"}
 
 
 def image_header_name(name: str) -> str:
-    """Return the name of the header of a model.
+    """Return the name of a model's image header.
 
     >>> image_header_name("digits")
     'digits-images.h'
@@ -46,7 +46,7 @@ def image_header_name(name: str) -> str:
 
 
 def write_image_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
-    """Return the header of the images of a model, by the manifest of its bundle."""
+    """Return a model's image header, with preprocessing and labels from the bundle's manifest."""
     entries = read_images(model, manifest)
     labels = read_labels(manifest)
     names = labels.names if labels else ()
@@ -87,7 +87,7 @@ def _write_table(prefix: str, place: int, entry: Preprocessing) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return a NumPy scalar as a literal of C with exactly this value."""
+    """Return a NumPy scalar as an exact C literal."""
     kind = value.dtype.kind
     if kind == "f":
         return float(value).hex() + ("f" if value.dtype.itemsize == 4 else "")
@@ -119,7 +119,7 @@ SOURCES: Final = (*c_runtime.SOURCES, *_IMAGE_SOURCES)
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no C library for a target: its kind, or a system without headers."""
+    """Return why a target cannot have a C library (its kind, or its system), or an empty string."""
     return single_process_reason(request) or c_runtime.unsupported_reason(request.triple)
 
 
@@ -155,9 +155,9 @@ def write_library(
     headers: Path | None,
     code: Path | None = None,
 ) -> None:
-    """Write the files of a C library that have a name, without a header if `headers` is None.
+    """Write the files of a C library with a name in `names`; no header if `headers` is None.
 
-    `code` is a folder with C code and objects of the same model.
+    `code` is a folder with C code and objects of the same model, to be reused.
     """
     c_runtime.link(
         model,
@@ -182,7 +182,7 @@ def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _libraries(request: ExportRequest) -> LibraryFiles:
-    """Return the names of header and libraries; WebAssembly cannot access memory of other modules."""
+    """Return header and libraries; WebAssembly has only a static one: modules do not share memory."""
     names = LibraryFiles.of(request.name, request.triple)
     return names._replace(shared="", loader="") if names.loader else names
 
@@ -211,12 +211,12 @@ WITH_WEIGHTS: Final[Exporter] = Form(
 # ---------------------------------------------------------------- frameworks for iOS
 
 _MODULE_MAP: Final = "module.modulemap"
-# The first simulator on Macs with this CPU.
+# The first version of the simulator on arm64 Macs.
 _SIMULATOR_TRIPLE: Final = "arm64-apple-ios14.0-simulator"
 
 
 class _Slice(NamedTuple):
-    """A library in a folder of the framework, for the target, or with a triple for Xcode's `variant`."""
+    """A library in a folder of the framework: for the target, or for `triple` and Xcode's `variant`."""
 
     folder: str
     triple: str
@@ -230,7 +230,7 @@ _SLICES: Final = (
 
 
 def _no_framework_reason(request: ExportRequest) -> str:
-    """Return why there is no framework, or an empty string."""
+    """Return why a target cannot have a framework, or an empty string."""
     reason = unsupported_reason(request)
     if not reason and request.platform.system != "ios":
         return f"{request.triple} is not iOS: name the preset ios"
@@ -247,7 +247,7 @@ def _framework_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_framework(built: BuiltModel, folder: Path) -> None:
-    """Write the framework, with the same kernels for both, and C code compiled for each."""
+    """Write the framework; slices share the kernels, and C code is compiled for each."""
     framework = folder / f"{built.name}.xcframework"
     names = LibraryFiles.of(built.name, built.request.triple)
     for part in _SLICES:

@@ -19,7 +19,7 @@ from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
 UNVERSIONED: Final = "0"
-"""The version of a delivery whose recipe names none."""
+"""The version of a delivery if the recipe has none."""
 
 _C_LIBRARY_KINDS: Final = tuple(
     kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU or backend.EXECUTOR
@@ -33,10 +33,10 @@ _OF_LIBRARY: Final = ("runtime", "prefix", "params")
 
 
 class ExportRequest(NamedTuple):
-    """The request of a recipe for one target, which determines the names of files.
+    """The export settings for one target, which determine file names.
 
-    The kind is TVM's. The LLVM triple is that of the CPU, empty for a partitioned model with parts for several
-    systems. `has_images`: an input takes images; `has_webgpu`: there is code for a browser's GPU, too.
+    `kind` is TVM's target kind. `triple` is the CPU's LLVM triple, or empty for a partitioned model with parts for
+    several systems. `has_images`: an input takes images; `has_webgpu`: there is also code for a browser's GPU.
     """
 
     name: str
@@ -61,10 +61,10 @@ class ExportRequest(NamedTuple):
 
 
 class BuiltModel(NamedTuple):
-    """A linked library with its signature and manifest, and its library for TVM's virtual machine, if any.
+    """A linked library with signature and manifest, and a library for TVM's virtual machine, if any.
 
-    `forms` are files of every form that `build` compiled (form -> file name -> path), and `exported_files`
-    those of earlier exporters, by their names in `dist`. `c_code` is the folder with the library's C code and objects.
+    `forms` has the files that `build` compiled (form -> file name -> path), `exported_files` the files of earlier
+    exporters by name in `dist`. `c_code` is the folder with the library's C code and objects.
     """
 
     request: ExportRequest
@@ -84,7 +84,7 @@ class BuiltModel(NamedTuple):
 
     @property
     def c_model(self) -> DescribedModel:
-        """The model as a C library describes it."""
+        """The model's description for C libraries."""
         features = self.manifest["target"]["features"]
         return DescribedModel(
             name=self.name,
@@ -96,7 +96,7 @@ class BuiltModel(NamedTuple):
         )
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
-        """Return the model with another library, whose digests and `fields` are in the manifest."""
+        """Replace the library; put its digests and `fields` into the manifest."""
         digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
         others = {name: self.manifest[name] for name in self.manifest if name not in _OF_LIBRARY}
@@ -105,7 +105,7 @@ class BuiltModel(NamedTuple):
 
 
 class PartitionedModel(NamedTuple):
-    """A model in parts: several libraries in one bundle, with the fields of `BuiltModel`."""
+    """A partitioned model: several libraries in one bundle, with fields like `BuiltModel`."""
 
     request: ExportRequest
     signature: Mapping[str, Json]
@@ -120,24 +120,24 @@ class PartitionedModel(NamedTuple):
 
 
 class Exporter(Protocol):
-    """One form in which a library is delivered: a module in this folder, or a `Form` in a table."""
+    """A delivered form of a library: a module in this folder, or a `Form` in a table."""
 
     @property
     def FORM(self) -> str:
-        """The form that `build` compiles for it besides the library (see `compiler.forms`); empty for none."""
+        """The additional form that `build` compiles (see `compiler.forms`), or empty."""
 
     @property
     def SOURCES(self) -> tuple[Path, ...]:
-        """Files of this package that it copies: their content is in the key."""
+        """The files of this package that it copies; the key contains their content."""
 
     def unsupported_reason(self, request: ExportRequest, /) -> str:
-        """Return why a plan cannot have the form for a target, or an empty string."""
+        """Return why a target cannot have the form, or an empty string."""
 
     def files(self, request: ExportRequest, /) -> tuple[str, ...]:
-        """Return the names in `dist` of all files that `export` writes, for a plan."""
+        """Return the names in `dist` of all files that `export` will write."""
 
     def export(self, built: BuiltModel, folder: Path, /) -> None:
-        """Write the files: the same bytes for the same input; StageError when a compiler or linker fails."""
+        """Write the files reproducibly; StageError if a compiler or linker fails."""
 
 
 class Form(NamedTuple):
@@ -151,14 +151,14 @@ class Form(NamedTuple):
 
 
 class PartitionedExporter(Exporter, Protocol):
-    """An exporter whose form also holds a partitioned model."""
+    """An exporter that also supports partitioned models."""
 
     def export(self, built: BuiltModel | PartitionedModel, folder: Path, /) -> None:
-        """Write the files into a folder: the same bytes for the same input, on any machine."""
+        """Write the files into a folder reproducibly, on any machine."""
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file that no longer changes, or copy it if the file system has no links."""
+    """Hard-link a file that no longer changes, or copy it if linking is impossible."""
     try:
         os.link(source, target)
     except OSError:
@@ -166,32 +166,32 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """Return a template with values in place of their names, such as `@TITLE@`."""
+    """Return a template with names such as `@TITLE@` replaced by values."""
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], template)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, the same on every system."""
+    """Write a text file in UTF-8 with Unix line endings on every system."""
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def json_bytes(value: Json) -> bytes:
-    """Return an indented JSON document, the same for equal values."""
+    """Return an indented JSON document with sorted keys."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def cpu_only_reason(request: ExportRequest) -> str:
-    """Return why a form with code only for the CPU of one process is not possible."""
+    """Return why a target cannot have a CPU-only form for a single process, or an empty string."""
     return single_process_reason(request, _CPU_KINDS)
 
 
 def loadable_vm_reason(request: ExportRequest) -> str:
-    """Return why TVM's runtime cannot load a form."""
+    """Return why TVM's runtime cannot load a form for a target, or an empty string."""
     return single_process_reason(request, _VM_KINDS) or loadable_reason(request)
 
 
 def loadable_reason(request: ExportRequest) -> str:
-    """Return why programs cannot load a form: on some systems they are linked statically."""
+    """Return why programs cannot load a library (some systems link statically), or an empty string."""
     for triple in (request.triple, *(part.triple for part in request.parts)):
         if parse_triple(triple).system not in LINKERS and not c_runtime.unsupported_reason(triple):
             return f"nothing loads a library on {triple}: use c-library"
@@ -199,17 +199,17 @@ def loadable_reason(request: ExportRequest) -> str:
 
 
 def loadable_cpu_reason(request: ExportRequest) -> str:
-    """Return why programs cannot load a form with code only for the CPU of one process."""
+    """Return why a target cannot have a loadable CPU-only form, or an empty string."""
     return cpu_only_reason(request) or loadable_reason(request)
 
 
 def no_reason(request: ExportRequest) -> str:
-    """Return an empty string: the form is possible for every target."""
+    """Return an empty string, because every target can have the form."""
     return ""
 
 
 def single_process_reason(request: ExportRequest, kinds: Sequence[str] = _C_LIBRARY_KINDS) -> str:
-    """Return why a form that runs all parts, only of these kinds, in one process is not possible."""
+    """Return why all parts cannot run in one process with only these `kinds`, or an empty string."""
     supported = " or ".join(kinds)
     for part in request.parts:
         if part.kind not in kinds:

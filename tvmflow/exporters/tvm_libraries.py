@@ -1,6 +1,6 @@
-"""Libraries for TVM's runtime, and the files that other linkers and compilers build them from.
+"""Libraries for TVM's runtime, and files to build them with other compilers and linkers.
 
-TVM loads `objects` and `shared-library`; `params` is a library and separate weights; `static-library`,
+TVM loads `objects` and `shared-library`; `params` is a library with separate weights; `static-library`,
 `system-library` and `c-source` become part of a larger program.
 """
 
@@ -35,7 +35,7 @@ from tvmflow.targets.linking import archive_static, link_shared
 
 
 def _objects_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the archive's name, on whose suffix TVM's loader depends."""
+    """Return the archive's name; TVM's loader depends on its suffix."""
     return (f"{request.name}.tar",)
 
 
@@ -45,7 +45,7 @@ def _export_objects(built: BuiltModel, folder: Path) -> None:
 
 
 def _shared_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the name of the library, with the suffix of the target's system."""
+    """Return the name of the library with the suffix of the target's system."""
     return (f"{request.name}{request.platform.shared_suffix}",)
 
 
@@ -73,8 +73,8 @@ def _export_static(built: BuiltModel, folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- system library
-# A static library that registers itself with TVM's runtime when the program starts. Its symbols have a prefix of
-# their own, so that one program may have several.
+# A static library that registers itself with TVM's runtime when the program starts. Its symbols have a unique
+# prefix, so that a program may link several.
 
 
 def _system_files(request: ExportRequest) -> tuple[str, ...]:
@@ -109,23 +109,23 @@ def write_system_header(built: BuiltModel) -> str:
 
 
 # ---------------------------------------------------------------- params
-# The weights are as the kernels take them, folded and laid out at build time: not those of the model.
+# The weights have the kernels' layout, after constant folding at build time. They differ from the model's.
 
 
 def _params_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return bundle and shared library without weights; the weights as safetensors and in TVM's format."""
+    """Return bundle and library without weights, and the weights as safetensors and in TVM's format."""
     lean = f"{request.name}.lean"
     library = f"{lean}{request.platform.shared_suffix}"
     return (f"{lean}.tvmflow", library, f"{request.name}.safetensors", f"{request.name}.params")
 
 
 def _export_params(built: BuiltModel, folder: Path) -> None:
-    """Write library and weights, each in two forms: for tvmflow, and for TVM without it."""
+    """Write library and weights in two formats each: for tvmflow, and for TVM alone."""
     import tvm
 
     lean, library, safetensors, params = (folder / name for name in _params_files(built.request))
     compiled = built.forms[form_names.PARAMS]
-    # `main` takes the weights in the order of their names
+    # `main` takes the weights sorted by name.
     weights = sorted(read_safetensors(compiled[form_names.WEIGHTS_FILE]).items())
     objects = [path for name, path in compiled.items() if name != form_names.WEIGHTS_FILE]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -145,14 +145,14 @@ def _export_params(built: BuiltModel, folder: Path) -> None:
 # ---------------------------------------------------------------- C source
 
 _C_README: Final = Path(__file__).with_name("c_source.md")
-# Precision -> the type that C lacks.
+# Precision -> a type that C does not have.
 _MISSING_TYPES: Final = {"mixed": "float16", "float16": "float16", "bfloat16": "bfloat16"}
-# TVM's names of its files -> descriptive names.
+# TVM's file name -> descriptive name.
 _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 
 def _no_c_source_reason(request: ExportRequest) -> str:
-    """Return why there is no code in C, or an empty string."""
+    """Return why a target cannot have C source, or an empty string."""
     missing = _MISSING_TYPES.get(request.precision)
     no_type = f"C has no {missing} (kernels.precision: {request.precision})" if missing else ""
     return cpu_only_reason(request) or no_type

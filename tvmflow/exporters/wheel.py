@@ -1,8 +1,8 @@
 """`wheel`: a Python package with the model and a copy of tvmflow's runtime, which loads it.
 
-A machine that runs the model needs numpy, and TVM if that executes it, but not tvmflow. The wheel `tvmflow-runtime`
-only loads and runs bundles: `python -m tvmflow.exporters.wheel FOLDER` writes it (`make runtime-wheel`). In both,
-`tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
+Running the model needs numpy, and TVM if its virtual machine executes the model, but not tvmflow. The wheel
+`tvmflow-runtime` only loads and runs bundles: `python -m tvmflow.exporters.wheel FOLDER` writes it (`make
+runtime-wheel`). Copied modules are renamed: `tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tvmflow.targets.c_runtime import describe_tensors
 
 COPIES: Final = "_tvmflow"
 IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; extra == "images"')
-"""Pillow decodes images; arrays of pixels need none."""
+"""The extra for decoding image files; arrays of pixels do not need Pillow."""
 
 PACKAGE: Final = Path(__file__).parent.parent
-"""The folder of tvmflow's own package."""
+"""The folder of the package `tvmflow`."""
 
-# All modules that a loaded bundle needs, whatever its runtime, by folder of `tvmflow/`.
+# The modules that every loaded bundle needs, by folder of `tvmflow/`.
 _COPIED: Final[Mapping[str, str]] = {
     "core": "__init__ canonical_json dimensions disk_errors documents errors files formatting processes "
     "project signing types",
@@ -44,12 +44,12 @@ _COPIED: Final[Mapping[str, str]] = {
     "samples sessions statements weights",
     "targets": "__init__ features host platforms threads tvm_target",
 }
-# Those for TVM's virtual machine.
+# Additional modules for TVM's virtual machine.
 _COPIED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
 
 
 def list_modules(*, for_vm: bool) -> tuple[Path, ...]:
-    """Return the modules that a package needs; `for_vm` if it runs TVM's virtual machine."""
+    """Return the modules to copy; `for_vm` adds those for TVM's virtual machine."""
     patterns = [
         f"{folder}/{name}.py" for folder, names in _COPIED.items() for name in names.split()
     ]
@@ -58,7 +58,7 @@ def list_modules(*, for_vm: bool) -> tuple[Path, ...]:
 
 
 def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name in the package and content of the copied modules."""
+    """Yield name in the package and content of each copied module."""
     yield f"{COPIES}/__init__.py", b""
     for path in list_modules(for_vm=for_vm):
         name = path.relative_to(PACKAGE).as_posix()
@@ -66,7 +66,7 @@ def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def rename_imports(text: str, package: str) -> str:
-    """Return a module's text with imports of the copies in a package."""
+    """Return a module's text with imports renamed to the copies in a package."""
     return text.replace("from tvmflow.", f"from {package}.{COPIES}.")
 
 
@@ -79,9 +79,9 @@ def write_wheel(
     is_pure: bool,
     generator: str = VERSION,
 ) -> None:
-    """Write a wheel, `NAME-VERSION-TAG.whl`: a package and metadata, with the digest of every file.
+    """Write the wheel `NAME-VERSION-TAG.whl` with files, metadata and the RECORD.
 
-    Files may be in the `.dist-info`, too. A pure wheel has no machine code.
+    `files` may also be in `.dist-info`. A pure wheel has no machine code.
     """
     info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
     content = dict(files)
@@ -114,7 +114,7 @@ __all__ = ["BundleError", "EnvironmentProblem", "Module", "load"]
 
 
 def write_runtime_wheel(folder: Path) -> Path:
-    """Write the wheel and return its path."""
+    """Write the wheel `tvmflow-runtime` and return its path."""
     content = {
         f"{_RUNTIME_PACKAGE}/__init__.py": rename_imports(_RUNTIME_INIT, _RUNTIME_PACKAGE).encode(),
         f"{_RUNTIME_PACKAGE}/py.typed": b"",
@@ -138,10 +138,10 @@ def _runtime_metadata() -> str:
         "Requires-Python: >=3.10",
         "Requires-Dist: numpy >=1.26",
         *IMAGES_EXTRA,
-        # `load(trusted_keys=…)`
+        # For `load(trusted_keys=…)`.
         "Provides-Extra: signatures",
         'Requires-Dist: cryptography >=43; extra == "signatures"',
-        # bundles for TVM's virtual machine, such as those for GPUs
+        # For bundles that TVM's virtual machine runs, such as GPU bundles.
         "Provides-Extra: vm",
         f'Requires-Dist: apache-tvm =={tvm}.*; extra == "vm"',
         "Description-Content-Type: text/markdown",
@@ -158,27 +158,27 @@ def _runtime_metadata() -> str:
 
 FORM: Final = ""
 
-# The modules that the wheel's own are generated from.
+# The templates of the wheel's `__init__` and `__main__`.
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
 
 SOURCES: Final = (PACKAGE / _INIT, PACKAGE / _MAIN, *list_modules(for_vm=True))
 
-# Tracebacks show the names that programs import, not the modules of the copied runtime.
+# Makes tracebacks show the public names, not the modules of the copied runtime.
 _PUBLIC_NAMES: Final = """
 for _name in ("BundleError", "EnvironmentProblem", "Error", "Model"):
     _kind = globals()[_name]
     _kind.__module__, _kind.__name__, _kind.__qualname__ = __name__, _name, _name
 """
 
-# A system and the prefix of its C library's name -> the wheel tag. TVM's runtime needs glibc 2.27.
+# (system, prefix of the C library's name) -> wheel tag. TVM's runtime needs glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "gnu"): "manylinux_2_27_{arch}",
     ("linux", "musl"): "musllinux_1_2_{arch}",
     ("macos", ""): "macosx_11_0_{arch}",
     ("windows", ""): "win_{arch}",
 }
-# Architectures in tags that are not the Linux kernel's names.
+# (system, architecture) -> its name in tags, if that differs from the Linux kernel's name.
 _ARCHS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "armv7"): "armv7l",
     ("linux", "i386"): "i686",
@@ -189,7 +189,7 @@ _ARCHS: Final[Mapping[tuple[str, str], str]] = {
 
 
 def module_name(name: str) -> str:
-    """Return the name that programs import.
+    """Return the name of the module that programs import.
 
     >>> module_name("res-net")
     'res_net_model'
@@ -198,7 +198,7 @@ def module_name(name: str) -> str:
 
 
 def distribution_name(name: str) -> str:
-    """Return the name that pip installs.
+    """Return the name of the distribution that pip installs.
 
     >>> distribution_name("res-net")
     'res-net-model'
@@ -216,7 +216,7 @@ def _platform_tag(request: ExportRequest) -> str:
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no wheel: Python has no tag for every platform."""
+    """Return why a target cannot have a wheel (no tag for its platform), or an empty string."""
     no_tag = "" if _platform_tag(request) else f"there are no wheels for '{request.triple}'"
     return exporter.single_process_reason(request) or no_tag
 
@@ -231,7 +231,7 @@ def _stem(request: ExportRequest) -> str:
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Write a zip of the package and of the metadata for pip, with the digest of every file."""
+    """Write the wheel of a model."""
     request = built.request
     package, info = module_name(request.name), f"{_stem(request)}.dist-info"
     needs_tvm = _needs_tvm(built)
@@ -273,7 +273,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
         requirements = [f"apache-tvm =={minor}.*", *requirements, *extra]
     license_expression = built.manifest.get("license")
     fields = [
-        # the first version with licenses as expressions
+        # The first metadata version with SPDX license expressions.
         "Metadata-Version: 2.4",
         f"Name: {distribution_name(built.name)}",
         f"Version: {built.request.version}",
@@ -293,7 +293,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
 
 # ---------------------------------------------------------------- bill of materials inside a wheel (PEP 770)
 
-# Fields of a manifest with versions -> tools.
+# Field of a manifest with a version -> distribution.
 _TOOLS: Final = {"tvmflow": "tvmflow", "tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
 _OWN_LICENSE: Final = "Apache-2.0"
 _MODEL: Final = "model"
@@ -303,9 +303,9 @@ _RUNTIME: Final = "runtime"
 def make_wheel_bom(
     built: BuiltModel | PartitionedModel, content: Mapping[str, bytes], runtime: str
 ) -> bytes:
-    """Return the bill of materials of a wheel as canonical JSON, the same for the same content.
+    """Return the reproducible bill of materials of a wheel as canonical JSON.
 
-    `runtime` is the folder of the copied runtime in it.
+    `runtime` is the folder of the copied runtime in the wheel.
     """
     manifest = built.manifest
     version = str(manifest["tvmflow"])

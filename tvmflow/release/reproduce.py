@@ -320,7 +320,8 @@ def build_again(
 ) -> ReproducibilityReport:
     """Build a plan that is up to date in `store` in each of `ENVIRONMENTS`, and compare files.
 
-    `on_build` gets the number of each build before it starts. Raises StageError if a build fails without a difference.
+    `on_build` gets the number of each build before it starts. Raises StageError if a build fails for another reason
+    than a different file.
     """
     plan_state = evaluate_plan(plan, store)
     compared = [spec for spec in plan.stages if spec.traits.is_locked and not spec.traits.searches]

@@ -1,6 +1,6 @@
-"""`android`: a module for Android Studio: libraries, and a class of Java that calls them.
+"""`android`: an Android Studio module with native libraries and a Java class that calls them.
 
-Each target has the library of its ABI. The other files are the same for all targets, whose folders can be merged.
+Each target has the library for its ABI. The other files are the same for all targets, so that folders can be merged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _README: Final = "README.md"
 SOURCES: Final = (*c_runtime.SOURCES, _FOLDER / _CLASS, _FOLDER / _README)
 
 _PACKAGE: Final = "tvmflow.models"
-# Architecture -> Android's name of its ABI.
+# Architecture -> Android ABI.
 _ABIS: Final[Mapping[str, str]] = {
     "aarch64": "arm64-v8a",
     "armv7": "armeabi-v7a",
     "x86_64": "x86_64",
 }
-# Statuses of the header for errors of callers, and others; the last is the first one for wrong values and sizes.
+# Statuses of the header for errors of callers, and other statuses.
 _ARGUMENTS: Final = "NULL_ARGUMENT WRONG_OPTION WRONG_COUNT OVERLAP WRONG_DIMENSION".split()
 _OTHERS: Final = "OK NO_MEMORY MISSING_FEATURE WRONG_VALUE".split()
 _GRADLE: Final = """\
@@ -58,7 +58,7 @@ endif()
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no module for a target: it is not for Android."""
+    """Return why a target cannot have a module, or an empty string."""
     reason = c_library.unsupported_reason(request)
     if not reason and request.platform.system != "android":
         return f"{request.triple} is not Android: name presets such as android-arm64-v8a"
@@ -66,7 +66,7 @@ def unsupported_reason(request: ExportRequest) -> str:
 
 
 def java_class(name: str) -> JavaClass:
-    """Return the class of a model, whose names are valid in Java and JNI."""
+    """Return the Java class of a model; its names are valid in Java and JNI."""
     return JavaClass(_PACKAGE, class_name(name))
 
 
@@ -81,7 +81,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Write the module, and compile and link its library."""
+    """Write the module; compile and link its library."""
     model, made = built.c_model, java_class(built.name)
     paths = [folder / name for name in files(built.request)]
     for path in paths:
@@ -97,7 +97,7 @@ def export(built: BuiltModel, folder: Path) -> None:
 
 
 def write_class(model: DescribedModel, made: JavaClass) -> str:
-    """Return the class of a model in Java."""
+    """Return the source of a model's Java class."""
     statuses = c_runtime.list_statuses(bool(model.dimensions))
     cases = [f"      case {statuses[name]}:\n" for name in _ARGUMENTS if name in statuses]
     values = {

@@ -1,4 +1,4 @@
-"""`cpp`: a CMake project with C libraries, a C++17 header for them, and a command line tool."""
+"""`cpp`: a CMake project with C libraries, their C++17 header, and a command line tool."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tvmflow.targets.linking.zig import find_program_errors
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
 
-# The keywords of C++23, and namespaces of programs, that may be the name of a recipe.
+# Keywords of C++23 and common namespaces, which a recipe's name may equal.
 _RESERVED: Final = frozenset(
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
     "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
@@ -49,9 +49,9 @@ _RESERVED: Final = frozenset(
     "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
     "while xor xor_eq main std tvmflow_models".split()
 )
-# A line before the lines for models of fixed shape, of dynamic shape, with states, or all.
+# A line of a template that marks the following lines: for all models, fixed or dynamic shapes, or states.
 _MARK: Final = re.compile(r"^//@(all|fixed|open|states|states fixed|states open)\n", re.MULTILINE)
-# Types of C++ that are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
+# NumPy type -> C++ type, where it is not the name with `_t`. 16-bit floating-point values are passed as bits.
 _TYPES: Final[Mapping[str, str]] = {
     "float32": "float",
     "float64": "double",
@@ -62,7 +62,7 @@ _TYPES: Final[Mapping[str, str]] = {
 
 
 class Library(NamedTuple):
-    """A C library that is a model, or a part of one with a name."""
+    """A C library of a model, or of the part `part` of a model."""
 
     model: DescribedModel
     part: str = ""
@@ -71,8 +71,8 @@ class Library(NamedTuple):
 class _Tensors(NamedTuple):
     """All inputs, outputs, and tensors between parts.
 
-    `arguments` and `results` are the indices in `table` of each library's inputs and outputs. `copies` has
-    (output, source) indices of outputs that no library writes.
+    `arguments` and `results` have indices in `table` of each library's inputs and outputs. `copies` has (output,
+    source) indices of model outputs that no library writes.
     """
 
     table: list[Json]
@@ -82,7 +82,7 @@ class _Tensors(NamedTuple):
 
 
 def namespace(model: str) -> str:
-    """Return the namespace of a model by its prefix in C.
+    """Return the C++ namespace for a model's C prefix.
 
     >>> namespace("digits"), namespace("float")
     ('digits', 'float_')
@@ -91,7 +91,7 @@ def namespace(model: str) -> str:
 
 
 def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
-    """Return the header of a model whose libraries run one after the other."""
+    """Return the C++ header of a model, which runs its libraries in sequence."""
     tensors = _place_tensors(model.signature, libraries)
     names = [f"{library.model.name}.h" for library in libraries]
     has_device = any(library.model.executor for library in libraries)
@@ -119,17 +119,17 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
 
 
 def _holds_states(model: DescribedModel, libraries: Sequence[Library]) -> bool:
-    """Return whether a model is one library, whose contexts hold states."""
+    """Return whether a model is a single library with states in its contexts."""
     return libraries[0].model is model and model.has_states
 
 
 def render_template(
     name: str, values: Mapping[str, str], has_dimensions: bool = False, has_states: bool = False
 ) -> str:
-    """Return a template with values in place of `@NAME@`.
+    """Return a template with `@NAME@` replaced by values.
 
-    Lines after `//@open` are only for models of dynamic shape, those after `//@fixed` for others, and those after
-    `//@states` for models with states.
+    Lines after `//@open` are kept for dynamic shapes, after `//@fixed` for fixed shapes, and after `//@states` for
+    models with states.
     """
     first, *parts = _MARK.split((FOLDER / name).read_text(encoding="utf-8"))
     words = {"all", "open" if has_dimensions else "fixed"} | ({"states"} if has_states else set())
@@ -139,7 +139,7 @@ def render_template(
 
 
 def write_example(model: DescribedModel) -> list[str]:
-    """Return the lines of C++ that make a model and run it once."""
+    """Return example C++ code that loads a model and runs it once."""
     names: dict[str, list[str]] = {}
     sizes = [
         f"{{{c_string(entry.name)}, {choose_tuning_size(entry)}}}" for entry in model.dimensions
@@ -163,7 +163,7 @@ def write_example(model: DescribedModel) -> list[str]:
 
 
 def type_of(dtype: str) -> str:
-    """Return the type in C++ for the values of a tensor.
+    """Return the C++ type of a tensor's values.
 
     >>> type_of("float32"), type_of("int8"), type_of("float16")
     ('float', 'std::int8_t', 'std::uint16_t')
@@ -174,7 +174,7 @@ def type_of(dtype: str) -> str:
 def _place_tensors(
     signature: Mapping[str, Sequence[Json]], libraries: Sequence[Library]
 ) -> _Tensors:
-    """Return the tensors that each library reads and writes."""
+    """Assign table indices to all tensors that libraries read and write."""
     inputs, outputs = signature["inputs"], signature["outputs"]
     table = [*inputs, *outputs]
     places = {_key(tensor): place for place, tensor in enumerate(inputs)}
@@ -220,7 +220,7 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
 
 
 def _write_explanation(model: DescribedModel) -> Iterator[str]:
-    """Yield the lines of C++ that return the meaning of a status."""
+    """Yield C++ code that returns the explanation of a status."""
     prefix, name = model.prefix, model.prefix.upper()
     if model.executor:
         yield f"    if (status == {name}_NO_MEMORY || status >= {name}_NO_DRIVER) return {prefix}_device_error();\n"
@@ -311,7 +311,7 @@ _IMAGES_CMAKE: Final = """
 
 
 def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
-    """Return the C++ header for that in C, by the manifest of the bundle."""
+    """Return the C++ wrapper of the C image header; labels are from the bundle's manifest."""
     labels = read_labels(manifest)
     values = {
         "TITLE": model.name,
@@ -324,7 +324,7 @@ def write_images_header(model: DescribedModel, manifest: Mapping[str, Json]) -> 
 
 
 def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
-    """Return the values of templates about images; empty for a model without image inputs."""
+    """Return the template values about images, which are empty without image inputs."""
     entries = read_images(model, manifest)
     if not entries:
         return {"IMAGES_README": "", "IMAGES_CMAKE": ""}
@@ -344,9 +344,9 @@ def describe_images(model: DescribedModel, manifest: Mapping[str, Json]) -> dict
 
 FORM: Final = c_library.FORM
 
-# Systems with exceptions and threads of C++.
+# Systems with C++ exceptions and threads.
 _SYSTEMS: Final = ("linux", "macos", "windows")
-# The project's files: templates, which name the model, and a file that is copied.
+# The project's files: templates, and a file that is copied unchanged.
 _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
@@ -363,7 +363,7 @@ SOURCES: Final = (
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no project for a target; parts must be C libraries of one system."""
+    """Return why a target cannot have a project, or an empty string; parts must be for one system."""
     reason = c_library.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
@@ -437,7 +437,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
         write_text(path, render_template(name, values))
-    # The check takes about as long as linking.
+    # Run in parallel, because the check takes about as long as linking.
     with ThreadPoolExecutor(1) as pool:
         errors = pool.submit(_find_errors, project, request)
         if isinstance(built, BuiltModel):
@@ -452,7 +452,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 
 def _find_errors(project: Path, request: ExportRequest) -> list[str]:
-    """Compile the programs of a project with all its headers, and a program in C with those in C."""
+    """Compile a project's programs with all headers, and a C program with all C headers; return errors."""
     headers = sorted(path.name for path in (project / "include").iterdir())
     includes = "".join(f"#include <{name}>\n" for name in headers)
     in_c = "".join(f"#include <{name}>\n" for name in headers if name.endswith(".h"))
@@ -507,7 +507,7 @@ def _describe(
         ),
         "EXAMPLE": "\n".join(f"  {line}" for line in example),
         "FIRST_INPUT": c_string(next((t["name"] for t in model.signature["inputs"]), "NAME")),
-        # an argument of the command line tool, such as `batch=3`
+        # An argument of the command line tool, such as `batch=3`.
         "FIRST_DIMENSION": next(
             (f"{entry.name}={choose_tuning_size(entry)}" for entry in model.dimensions), ""
         ),
@@ -516,7 +516,7 @@ def _describe(
 
 
 def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> dict[str, str]:
-    """Return the values of templates that differ between a model in one piece and one in parts."""
+    """Return the template values that differ between whole and partitioned models."""
     name, option = model.name, f"{model.prefix.upper()}_SHARED"
     command = f"c++ -std=c++17 -I{name}-cpp/include program.cpp"
     if not libraries[0].part:
@@ -547,7 +547,7 @@ def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> 
 
 
 def _release_numbers(version: str) -> str:
-    """Return the numbers of a version, which are all that CMake compares.
+    """Return the numeric part of a version: CMake compares nothing else.
 
     >>> _release_numbers("1!2.3rc1")
     '2.3'

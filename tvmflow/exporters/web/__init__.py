@@ -1,6 +1,6 @@
-"""`web`: the model as an ES module for browsers, with types, a demo page, and the files for npm.
+"""`web`: the model as an ES module for browsers, with types, a demo page, and npm metadata.
 
-It runs by WebGPU if the target has code for it, else as WebAssembly.
+The model runs on WebGPU if the target has code for it, or else as WebAssembly.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.c_runtime import describe_tensors
 
 NAME: Final = "web"
-"""Its name under `outputs:`."""
 FORM: Final = c_library.FORM
 
 _FOLDER: Final = Path(__file__).parent
 _COPIED: Final = ("images.js", "page.css", "page.js", "runtime.js")
 _WEBGPU: Final = "webgpu.js"
-# The module's names of the files that WebGPU fetches.
+# The module's name of a file that WebGPU fetches -> file name.
 _WEBGPU_FILES: Final[Mapping[str, str]] = {
     "program": form_names.WEBGPU_PROGRAM,
     "kernels": form_names.WEBGPU_KERNELS,
@@ -66,9 +65,9 @@ SOURCES: Final = (
     *(_FOLDER / name for name in (*_COPIED, _WEBGPU, _MODULE, _TYPES, _PAGE, _README)),
 )
 
-# npm takes no longer names.
+# npm's limit for names.
 _MAX_NAME: Final = 214
-# JavaScript's arrays for the elements of tensors; float16 and bfloat16 are stored as bits.
+# dtype -> JavaScript's typed array; float16 and bfloat16 are stored as bits.
 _ARRAYS: Final[Mapping[str, str]] = {
     **{f"{kind}{bits}": f"{kind.capitalize()}{bits}Array" for kind in ("int", "uint") for bits in (8, 16, 32)},
     **{"bool": "Uint8Array", "float16": "Uint16Array", "bfloat16": "Uint16Array"},
@@ -78,7 +77,7 @@ _ARRAYS: Final[Mapping[str, str]] = {
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no module for a target: browsers do not run its code."""
+    """Return why a target cannot have a module for browsers, or an empty string."""
     reason = cpu_only_reason(request) or c_runtime.unsupported_reason(request.triple)
     name = distribution_name(request.name)
     if not reason and request.platform.system != "wasi":
@@ -142,7 +141,7 @@ class FetchedFile(NamedTuple):
         return cls(path.name, hash_file(str(path)), path.stat().st_size)
 
 
-# The module's names of files that it fetches -> the files.
+# The module's name of a file -> the file.
 _Fetched = Mapping[str, FetchedFile]
 
 
@@ -152,7 +151,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------- programs
 
-# The backends in the order in which they are tried: the import of each, and its description.
+# Backend -> (JavaScript import, description), in the order in which they are tried.
 _BACKENDS: Final[Mapping[str, tuple[str, str]]] = {
     "webgpu": (
         '() => import("./webgpu.js")',
@@ -192,7 +191,7 @@ _OPTIONS: Final = """\
 
 
 def write_types(built: BuiltModel, fetched: _Fetched) -> str:
-    """Return the types of TypeScript for the module."""
+    """Return the module's TypeScript declarations."""
     values = {
         "OPTIONS": _OPTIONS if WebgpuBackend.KIND in _backends(fetched) else "",
         "INPUTS": "\n".join(_list_types(built.signature["inputs"])),
@@ -223,7 +222,7 @@ def _describe_model(built: BuiltModel) -> dict[str, Json]:
     images = [
         {
             "input": name,
-            # the input has the size of the crop
+            # `crop` is omitted, because it equals the size of the input.
             **{field: value for field, value in entry.to_json().items() if field != "crop"},
             "size": list(entry.size),
             "table": base64.b64encode(entry.table().tobytes()).decode(),
@@ -259,7 +258,7 @@ def write_page(built: BuiltModel) -> str:
 
 
 def write_package(built: BuiltModel) -> str:
-    """Return the package's description for npm."""
+    """Return the package.json of the package."""
     name, license_expression = built.name, built.manifest.get("license")
     fields = {
         "name": distribution_name(name),
@@ -276,7 +275,7 @@ def write_package(built: BuiltModel) -> str:
 
 
 def npm_version(version: str) -> str:
-    """Return npm's version for a version of Python packages, in the same order, except of post-releases.
+    """Convert a Python version to npm's format; the order is kept, except for post-releases.
 
     >>> npm_version("1.2"), npm_version("1!2.3.4.5rc1.dev2"), npm_version("3.0.post1")
     ('1.2.0', '2.3.4-rc.1.dev.2+5', '3.0.0+post.1')
@@ -315,7 +314,7 @@ console.log(best.label, best.probability);
 def write_readme(
     built: BuiltModel, fetched: _Fetched, program: Mapping[str, Json] = MappingProxyType({})
 ) -> str:
-    """Return the README of the package; `program` is that of WebGPU."""
+    """Return the README of the package; `program` is the WebGPU program."""
     tensors = (f"- {line}" for line in describe_tensors(built.signature, markdown_code))
     example = ", ".join(
         f"{javascript_key(spec.name)}: new {_ARRAYS[spec.dtype]}({math.prod(spec.shape)})"
