@@ -1,1 +1,1 @@
-"""Pages: reports of runs and releases as single HTML files that need nothing but a browser."""
+"""Pages: reports of runs and releases as self-contained HTML files."""

@@ -1,6 +1,6 @@
-"""The page of a run: its record, and details of results that the store still has.
+"""Content of a run's page: from its record, and from results that the store still has.
 
-It names results that garbage collection has removed.
+Results that garbage collection removed are listed as missing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
 def _list_parts(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
     inputs = record.preimage.get("inputs", {}) if record else {}
     for role in dict.fromkeys(inputs):
-        # `STAGE/PART/FILE` is a file of a part
+        # A role `STAGE/PART/FILE` is a file of a part.
         stage, _, rest = role.partition("/")
         part, slash, _ = rest.partition("/")
         if slash:
@@ -84,7 +84,7 @@ def _list_parts(report: StageReport, record: ActionRecord | None) -> Iterator[st
 
 
 def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
-    """Return the current recipes, each file once."""
+    """Return the current text of each recipe file."""
     recipes = []
     for path in dict.fromkeys(origin.path for origin in origins):
         text, note = "", ""
@@ -101,7 +101,7 @@ def list_kernels(
 ) -> tuple[LibraryKernels, ...]:
     """Return the known facts of the kernels of each library."""
     facts = ReportedFacts(reports)
-    # an old or damaged record has no readable facts: the page is made without them
+    # Facts of an old or damaged record may be unreadable, and are then left out.
     for problem in facts.problems.values():
         _log.warning("%s", problem)
     libraries = (
@@ -113,7 +113,7 @@ def list_kernels(
 
 
 def list_quantized(reports: Sequence[StageReport]) -> Mapping[str, QuantizeFacts]:
-    """Return the facts of each quantized model with known layers, by the label of its library."""
+    """Return the facts of each quantized model with known layers, by its library's label."""
     reported = ReportedFacts(reports)
     known = {
         f"{recipe}/{target}": reported.of(stages.values()).get(QuantizeFacts)
@@ -126,7 +126,7 @@ def list_quantized(reports: Sequence[StageReport]) -> Mapping[str, QuantizeFacts
 def _read_kernels(
     label: str, stages: Mapping[str, StageReport], facts: KnownFacts, store: LocalStore | None
 ) -> LibraryKernels:
-    """Return the kernels of one library: those of a search, or else those of its profile."""
+    """Return the kernels of one library, from its search or else from its profile."""
     search = facts.get(TuneFacts)
     if search is not None and search.workloads:
         return _read_tuned(label, stages, facts, search, store)
@@ -148,7 +148,7 @@ def _read_times(facts: KnownFacts) -> dict[str, tuple[float, float | None]]:
 def _time_in_library(
     kernel: Kernel, times: Mapping[str, tuple[float, float | None]], names: Collection[str]
 ) -> Kernel:
-    """Return a kernel, or all of one workload, with the time measured in the library."""
+    """Add the time in the library to a kernel; `names` are all kernels of its workload."""
     if not names or not times.keys() >= set(names):
         return kernel
     seconds = [times[name][1] for name in names]
@@ -165,7 +165,7 @@ def _read_tuned(
     search: TuneFacts,
     store: LocalStore | None,
 ) -> LibraryKernels:
-    """Return the workloads of a search, the slowest first; times of `pick_best` take precedence."""
+    """Return the workloads of a search, slowest first; times of `pick_best` take precedence."""
     trials, buffers, notes = _read_trials(stages[tune.NAME], search.workloads, store)
     tasks = stages.get(extract_tasks.NAME)
     names = {
@@ -191,7 +191,7 @@ def _read_tuned(
             trials=workload.trials,
         )
         timed = _time_in_library(kernel, times, own)
-        # the library was timed at one size; the other times are means of several
+        # The library was timed at one size only, but times of the search are means over several sizes.
         kernels.append(timed._replace(library_s=None) if workload.sizes else timed)
     kernels.sort(key=lambda one: (-(one.share or 0.0), -one.calls * (one.seconds or 0.0)))
     kept = {kernel.name for kernel in kernels if kernel.tuned_s is not None}
@@ -209,7 +209,7 @@ def _read_tuned(
 def _read_trials(
     report: StageReport, workloads: Sequence[WorkloadFacts], store: LocalStore | None
 ) -> tuple[dict[str, Sequence[Trial]], dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return trials from before the end of the search, parameters of kernels by key, and notes."""
+    """Return the search's trials and the kernels' parameters by workload key, and notes."""
     if store is None:
         return {}, {}, ("Tuning curves need the store that the libraries were made with.",)
     record = store.record(report.key) if report.key else None
@@ -236,7 +236,7 @@ def _seconds(us: float | None) -> float | None:
 
 
 def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
-    """Return the best time after each trial, from the first successful one."""
+    """Return the best time after each trial, starting with the first successful trial."""
     best, curve = math.inf, []
     for trial in trials:
         best = min(best, trial.seconds)
@@ -246,7 +246,7 @@ def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
 
 
 def count_bytes(buffers: Sequence[str]) -> float | None:
-    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None if one is unknown."""
+    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`, or None if any is unknown."""
     matches = [_BUFFER.fullmatch(buffer) for buffer in buffers]
     if not matches or not all(matches):
         return None
@@ -260,10 +260,10 @@ def count_bytes(buffers: Sequence[str]) -> float | None:
 def make_progress(
     workloads: Sequence[WorkloadFacts], trials: Mapping[str, Sequence[Trial]], kept: Collection[str]
 ) -> tuple[Progress, ...]:
-    """Return the course of a search: the time of all kernels after each trial.
+    """Return the progress of a search: the total time of all kernels after each trial.
 
-    A kernel counts with its untuned time until a trial is better. Kernels that are not `kept` keep their untuned time;
-    those of unknown untuned time do not count.
+    A kernel counts with its untuned time until a trial is faster, or always if its schedule was not `kept`. Kernels
+    with unknown untuned time do not count.
     """
     kept_keys = {w.key for w in workloads if w.name in kept}
     best = {w.key: w.untuned_us / 1e6 for w in workloads if w.untuned_us}
@@ -292,7 +292,7 @@ _SHOWN_NAMES: Final = 3
 
 
 def describe_run(record: RunRecord, store: LocalStore) -> Page:
-    """Return the page of a run, compared with nothing."""
+    """Return the page of a run without a comparison."""
     names = list(dict.fromkeys(map(_recipe_name, record.builds))) or ["Run"]
     more = f" and {count_text(len(names) - _SHOWN_NAMES, 'more recipe')}"
     return Page(
@@ -311,7 +311,7 @@ def describe_run(record: RunRecord, store: LocalStore) -> Page:
 
 
 def find_previous(record: RunRecord, store: LocalStore) -> RunRecord | None:
-    """Return the last earlier run with a latency of one of its libraries."""
+    """Return the last earlier run with a latency of any of the run's libraries."""
     timed = {build.name for build in record.builds if build.latency_s is not None}
     for candidate in list_runs(store).runs:
         is_older = candidate.began_s < record.began_s
@@ -325,7 +325,7 @@ def _recipe_name(build: Build) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return when a run began, in UTC."""
+    """Return a time in seconds since 1970 as text in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
@@ -368,12 +368,12 @@ def _describe_source(source: SourceText) -> RecipeText:
 def _list_provenance(
     record: RunRecord, store: LocalStore
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Yield the tools, the files from outside and the delivered folders of a run."""
+    """Yield the tools, external files and delivered folders of a run."""
     tools, files, lost = {"tvmflow": record.tvmflow}, dict[str, str](), 0
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None
         if result is None:
-            # rejected results have a key and no files
+            # Rejected results have a key, but are not stored.
             lost += bool(stage.key) and stage.outcome in SUCCEEDED
             continue
         tools |= result.preimage.get("tools", {})

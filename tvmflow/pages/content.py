@@ -1,7 +1,4 @@
-"""The content of a page as values: results, measurements and costs of a run or a release.
-
-None is what is not known.
-"""
+"""Page content as values: results, measurements and costs of a run or a release. None means unknown."""
 
 from __future__ import annotations
 
@@ -16,11 +13,10 @@ from tvmflow.stages.quantize import QuantizeFacts
 
 
 class Library(NamedTuple):
-    """A build, with the same build in the baseline.
+    """A build, and the same build in the baseline (`previous`).
 
-    The judgement is that of the change of the latency, None if it is not judged; with `is_same`, both are one
-    measurement. The note says how the latency was measured, or why it was not. Files have sizes in bytes; `machine` is
-    the target machine.
+    `judgement` is about the change of the latency; with `is_same`, both builds have the same measurement. `note` says
+    how the latency was measured, or why it was not. `files` have sizes in bytes; `machine` is the target machine.
     """
 
     build: Build
@@ -35,7 +31,7 @@ class Library(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """True if the difference of both latencies lies within the noise of their measurements."""
+        """True if the difference of both latencies is within the noise of their measurements."""
         return self.judgement in NOISE_TEXTS
 
     @property
@@ -45,7 +41,7 @@ class Library(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The verdict on it, for people; empty if there is none."""
+        """The verdict as text; empty if there is none."""
         if self.build.verdict or self.build.problems:
             return self.build.verdict or "failed"
         if self.build.is_stopped:
@@ -64,12 +60,12 @@ class Gate(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel of a library; times in seconds of one call.
+    """A kernel of a library; times are seconds per kernel call.
 
-    `calls` are those of an inference, `nodes` those of the user's model, `flops` operations and `bytes` parameters of a
-    call. Measured alone are `untuned_s` with the schedule of a rule, `tuned_s` with a schedule of the search, None
-    without one, and `curve`, the best time after each trial. `least_s` is the time at the roofline. `verify` measured its
-    share of a call (0 to 1), and `library_s`, that share of the latency.
+    `calls` is the number per inference, `nodes` are nodes of the user's model, `flops` and `bytes` are operations and
+    bytes of parameters per call. Measured alone: `untuned_s` with a rule's schedule, `tuned_s` with a schedule of the
+    search, and `curve`, the best time after each trial. `least_s` is the time at the roofline. Measured by `verify`:
+    `share` of the inference (0 to 1), and `library_s`, the resulting time.
     """
 
     name: str
@@ -87,20 +83,20 @@ class Kernel(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The time of a call in the library, or alone where that is not known."""
+        """The seconds per call in the library, or alone if that is unknown."""
         if self.library_s is not None:
             return self.library_s
         return self.untuned_s if self.tuned_s is None else self.tuned_s
 
     @property
     def roofline_share(self) -> float | None:
-        """Its speed, as a part of the roofline."""
+        """The speed relative to the roofline, from 0 to 1."""
         seconds = self.seconds
         return min(self.least_s / seconds, 1.0) if seconds and self.least_s else None
 
 
 class KernelChange(NamedTuple):
-    """A kernel whose time of a call in seconds has changed; None if a library lacks it."""
+    """A kernel with a changed time in seconds per call; None if a side does not have the kernel."""
 
     label: str
     name: str
@@ -117,7 +113,7 @@ class Change(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A search after some trials, seconds of measuring, and the best time of all kernels together."""
+    """The state of a search: trials so far, seconds of measuring, and the best total time of all kernels."""
 
     trials: int
     measuring_s: float
@@ -125,10 +121,10 @@ class Progress(NamedTuple):
 
 
 class LibraryKernels(NamedTuple):
-    """The known kernels of a library, the slowest first.
+    """The known kernels of a library, slowest first.
 
-    `notes` say what the page cannot show, and why. `kept` is the number of kernels with a schedule of the search, None
-    without one. The speedup is that of the library over the same model untuned.
+    `notes` say what the page cannot show, and why. `kept` is the number of kernels with a schedule of the search; None
+    without a search. `speedup` is the library's speedup over the same model untuned.
     """
 
     label: str
@@ -143,7 +139,7 @@ class LibraryKernels(NamedTuple):
 class StageEntry(NamedTuple):
     """A stage of a run: its report, and the stages that it needs.
 
-    `saved_s` are the seconds that an earlier run took for its result.
+    `saved_s` is the time in seconds that an earlier run took for the reused result.
     """
 
     report: StageReport
@@ -152,7 +148,7 @@ class StageEntry(NamedTuple):
 
 
 class RecipeText(NamedTuple):
-    """The text of a recipe, and facts about it."""
+    """The path and the text of a recipe; `note` says why the text is missing or differs from the file."""
 
     path: str
     text: str
@@ -162,8 +158,8 @@ class RecipeText(NamedTuple):
 class Page(NamedTuple):
     """The content of a page.
 
-    The kind is `Run` or `Release`. The libraries are compared with `previous`, if there is one. `links` are texts and
-    addresses, `provenance` tables of names and values by title, and `stages` in topological order.
+    `kind` is `Run` or `Release`. `previous` names the baseline, if any. `links` are (text, address) pairs, `provenance`
+    has (title, rows of names and values), and `stages` are in topological order.
     """
 
     kind: str

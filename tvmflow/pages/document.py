@@ -1,4 +1,4 @@
-"""The document of a page: its head, the sections, and the style. Empty sections are left out."""
+"""HTML of a page: head, sections and style. Empty sections are left out."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ def render_document(
     contents: Iterable[tuple[str, str, Child]],
     facts: Child = None,
 ) -> str:
-    """Return the HTML of a page: one file that loads nothing and needs no JavaScript.
+    """Return the reproducible HTML of a page, which loads nothing and works without JavaScript.
 
-    The same content gives the same text. The kind is above the title, the lead below it, then `facts`. The contents are
-    id, title and content of each section.
+    `kind` is shown above the title, `lead` and `facts` below it. `contents` has id, title and content of each section.
     """
     sections = [(name, heading, markup) for name, heading, it in contents if (markup := join(it))]
     style, script = _read("page.css"), _read("page.js")
@@ -67,7 +66,7 @@ def render_document(
         element("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content=f"tvmflow {VERSION}"),
-        # without an address of its own, a browser asks the server for one
+        # Without an icon address, browsers request one from the server.
         element("link", rel="icon", href="data:,"),
         element("title", f"{title} · {kind}"),
         element("style", Markup(style)),
@@ -108,7 +107,7 @@ def _read(name: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """Return the policy that forbids every request, and every other script."""
+    """Return a content security policy that forbids all requests and all other scripts."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
@@ -117,7 +116,7 @@ def _policy(script: str) -> str:
 
 
 def _switch() -> Markup:
-    """Return the choice of colours, which works without JavaScript."""
+    """Return the theme switch, which works without JavaScript."""
     choices = (
         join(
             element(
@@ -138,7 +137,7 @@ def _switch() -> Markup:
 
 # ---------------------------------------------------------------- sections
 
-# Of more libraries than this, the kernels are left to a page about one of them.
+# Kernels are shown for at most this many libraries.
 _MAX_DETAILED: Final = 24
 _GATE_STATES: Final = {"passed": ("✓", "good"), "failed": ("✗", "bad")}
 _LIBRARY_STATES: Final = {
@@ -242,7 +241,7 @@ def _runtime_cell(peer: Peer | None) -> Cell:
 
 
 def _times_as_fast(speedup: Speedup | None) -> Child:
-    """Return the speedup of the library, in a colour if it is not noise."""
+    """Return the speedup of the library, coloured if it is not noise."""
     if speedup is None:
         return None
     judgement = speedup.judgement
@@ -261,7 +260,7 @@ def _describe_verdict(library: Library) -> Child:
 
 
 def _describe_error(previous: Build | None, build: Build) -> Child:
-    """Return the earlier error and the change, without a colour, because `verify` has judged it."""
+    """Return the earlier error and the change, uncoloured, because `verify` judges errors."""
     before = previous and previous.error
     part = change(before, build.error)
     if part is None or error(before) == error(build.error):
@@ -279,7 +278,7 @@ def _describe_accuracy(previous: Build | None, build: Build) -> Child:
 
 
 def _list_sizes(page: Page) -> list[Child]:
-    """Return a row for each size of a library with dimensions."""
+    """Return a table with a row for each verified size of libraries with dynamic shapes."""
     results = [(library, entry) for library in page.libraries for entry in library.build.sizes]
     rows = [_size_row(library, entry) for library, entry in results]
     if not rows:
@@ -303,11 +302,11 @@ def _size_row(library: Library, entry: SizeResult) -> Row:
 
 
 def _list_gates(page: Page) -> Child:
-    """Return a row for each library, and a column for each gate with its limit."""
+    """Return a table with a row for each library and a column for each gate."""
     limits: dict[str, set[str]] = {}
     for gate in page.gates:
         limits.setdefault(gate.gate, set()).add(gate.limit)
-    # where targets have limits of their own, each is beside its figure
+    # If limits differ between targets, each cell shows its own limit.
     gates = {gate: " ".join(values) if len(values) == 1 else "" for gate, values in limits.items()}
     checked = {(gate.label, gate.gate): gate for gate in page.gates}
     rows = (
@@ -389,7 +388,7 @@ _EXPLANATION: Final = (
 
 
 def list_changes(page: Page) -> Iterator[Markup]:
-    """Yield the changes since the baseline: kernels, then all others."""
+    """Yield the changes since the baseline: of kernels, then all others."""
     if page.kernel_changes:
         rows = map(_kernel_row, page.kernel_changes[:_MAX_ROWS])
         yield element(
@@ -454,7 +453,7 @@ def _other_row(row: Change) -> Row:
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
-# The states of libraries that nobody may use yet, the worst first.
+# States of libraries that must not be used yet, worst first.
 _BAD: Final = ("rejected", "failed", "skipped", "stopped")
 _MIN_CHANGE: Final = 0.005
 _UNCHANGED: Final = "Latency unchanged within the noise"
@@ -471,7 +470,7 @@ class _Tile(NamedTuple):
 
 
 def describe_lead(page: Page) -> str:
-    """Return the headline: the libraries, their states, and their speed."""
+    """Return the headline: libraries, their states, and their speed."""
     failed = sum(gate.state == "failed" for gate in page.gates)
     sentences = (
         *_describe_libraries(page.libraries),
@@ -484,7 +483,7 @@ def describe_lead(page: Page) -> str:
 
 
 def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
-    """Yield how many libraries there are, and how many in each state that matters."""
+    """Yield the number of libraries, and the number in each relevant state."""
     if not libraries:
         return
     number = len(libraries)
@@ -501,7 +500,7 @@ def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
 
 
 def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
-    """Yield the first stage that did not succeed, and how many more did not."""
+    """Yield the first unsuccessful stage, and the number of others."""
     broken = [stage for stage in stages if stage.report.outcome in _PROBLEMS]
     if broken:
         words = STATES[broken[0].report.outcome][1]
@@ -521,7 +520,7 @@ def _compare(page: Page) -> Iterator[str]:
 
 
 def _describe_changes(changes: Sequence[tuple[float, Judgement | None]]) -> str:
-    """Return the mean of changes; a mean of noise is noise."""
+    """Return the mean change as text; if all changes are noise, so is their mean."""
     mean = geometric_mean([1 + part for part, _ in changes]) - 1
     if abs(mean) < _MIN_CHANGE:
         return "Latency unchanged"
@@ -542,7 +541,7 @@ def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, Judgement |
 
 
 def draw_tiles(page: Page) -> Markup | None:
-    """Return the most important figures; None if nothing was measured."""
+    """Return tiles with the most important figures, or None if nothing was measured."""
     tiles = list(_list_tiles(page))
     drawn = [
         element(
@@ -555,14 +554,14 @@ def draw_tiles(page: Page) -> Markup | None:
     ]
     if not tiles:
         return None
-    # as many in each row, as far as that goes
+    # Balance the number of tiles in each row.
     columns = math.ceil(len(tiles) / math.ceil(len(tiles) / _MAX_COLUMNS))
     return element("dl", drawn, class_="tiles", style=f"--columns:{columns}")
 
 
 def _list_tiles(page: Page) -> Iterator[_Tile]:
     builds = [library.build for library in page.libraries]
-    # the speed of a wrong library does not count
+    # The speed of a rejected library does not count.
     sound = [build for build in builds if build.verdict != "rejected"]
     yield from _count_verified(page.libraries)
     yield from _find_fastest([build for build in sound if build.latency_s])
@@ -601,7 +600,7 @@ def _summarize_tuning(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield the accuracy, or else the largest error, and the cost of quantization."""
+    """Yield the accuracy or else the largest error, and the cost of quantization."""
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -629,7 +628,7 @@ def _sum_times(stages: Sequence[StageEntry]) -> Iterator[_Tile]:
 
 
 def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield how much faster the libraries are than each other runtime."""
+    """Yield the speedup of the libraries over each other runtime."""
     speedups: dict[str, list[float]] = {}
     for build in builds:
         for peer in build.peers:
@@ -642,7 +641,7 @@ def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return a value, or the smallest and the largest where their texts differ."""
+    """Return values as a range, or as a single value if both ends have the same text."""
     low, high = show(min(values)), show(max(values))
     if low == high:
         return low
@@ -653,7 +652,7 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 def format_change(
     previous: float | None, current: float | None, judgement: Judgement | None = None
 ) -> Markup | None:
-    """Return the change of a value for which less is better, with words; None if it is not known."""
+    """Return the change of a value for which less is better, or None if it is unknown."""
     part = change(previous, current)
     if part is None:
         return None
@@ -666,7 +665,7 @@ def format_change(
 
 
 _WIDTH: Final = 172
-# A graph with more lanes than this is a table only.
+# A graph with more lanes than this is not drawn, only listed as a table.
 _MAX_LANES: Final = 24
 _MAX_NAME: Final = 21
 
@@ -682,7 +681,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "cancelled": ("■", "stopped"),
     "skipped": ("○", "skipped"),
 }
-"""The sign and the words for each outcome."""
+"""Outcome of a stage -> (sign, words)."""
 
 _STYLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("hit", "fetched"), "reused"),
@@ -698,7 +697,7 @@ def describe_state(outcome: str) -> Markup:
 
 
 def draw_times(stages: Sequence[StageEntry]) -> Markup | None:
-    """Return bars of the time that the stages of each name spent and saved; None without time."""
+    """Return bars of spent and saved time by stage name, or None if all times are 0."""
     spent, saved = defaultdict[str, float](float), defaultdict[str, float](float)
     for stage in stages:
         spent[stage.report.stage] += stage.report.seconds
@@ -746,7 +745,7 @@ def _describe_times(spent: float, saved: float) -> str:
 
 
 def draw_graph(stages: Sequence[StageEntry]) -> Iterator[Markup]:
-    """Yield the drawing of the graph, unless it is too large, and the table of the stages."""
+    """Yield the graph of stages, unless it is too large, and a table of them."""
     if len(group_by_target(stage.report for stage in stages)) <= _MAX_LANES:
         yield _draw(stages)
     else:

@@ -1,4 +1,4 @@
-"""Kernels against the roofline (Williams et al. 2009), searches, and layers of quantized models."""
+"""Roofline charts of kernels (Williams et al. 2009), search progress, and layers of quantized models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _share(value: float | None) -> str:
 
 
 def _rest_row(kernels: Sequence[Kernel]) -> Row:
-    """Return the row of time outside kernels, so that all rows add up to a call of the library."""
+    """Return the row of the time between kernels, so that all rows add up to one call."""
     timed = [kernel for kernel in kernels if kernel.library_s is not None]
     shares = sum(kernel.share or 0.0 for kernel in timed)
     rest = max(1 - shares, 0.0)
@@ -150,7 +150,7 @@ def _draw(library: LibraryKernels, kernels: list[Kernel]) -> Markup:
     return plot(title, x, y, roof or None, stems, draw_marks(marks, frame))
 
 
-# Kernels beyond these have a row in the table, and no curve.
+# Further kernels are only in the table.
 _MAX_CURVES: Final = 24
 _CURVE_WIDTH: Final = 170
 _CURVE_HEIGHT: Final = 52
@@ -158,7 +158,7 @@ _MARGIN: Final = 4
 
 
 def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
-    """Yield the curves of all libraries in one chart, their table, and the curves of the kernels of each."""
+    """Yield a chart and table of all libraries' searches, and the curves of each library's kernels."""
     for library in tuned:
         if library.kept == 0:
             kernels = count_text(len(library.kernels), "kernel")
@@ -199,7 +199,7 @@ def _draw_over(searched: Sequence[LibraryKernels], label: str, is_over_time: boo
     values = [y for curve in curves for _, y in curve]
     ends = tuple(curve[-1][0] for curve in curves)
     x = Axis(label, (0.0, *ends), plain, starts_at_zero=True)
-    # enough digits to distinguish the marks of a small gain
+    # Enough digits to distinguish the tick marks of a small gain.
     digits = max(0, math.ceil(-math.log10(max(1 - min(values), 1e-4))) - 1)
     y = Axis("time of all kernels", (min(values), 1.0), f"{{:.{digits}%}}".format)
     frame = make_frame(x, y)
@@ -302,7 +302,7 @@ _LAYER_EXPLANATION: Final = (
 
 
 def draw_layers(label: str, model: QuantizeFacts) -> Iterator[Child]:
-    """Yield the loss of the quantized model of a library, the chart and the table of its layers."""
+    """Yield the loss of a quantized model, and chart and table of its layers."""
     yield element("h3", label)
     yield element("p", _describe_layers(model))
     measured = [

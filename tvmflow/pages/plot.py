@@ -1,4 +1,4 @@
-"""Sortable tables, and plots in SVG: labels do not overlap, and the keyboard reaches all marks."""
+"""Sortable tables, and SVG plots without overlapping labels, accessible by keyboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Value = TypeVar("_Value", int, float)
 
 
 class Cell(NamedTuple):
-    """A cell: its content, the value that it is sorted by, and small text below it."""
+    """A table cell: content, sort value, and small text below the content."""
 
     content: Child
     value: float | str | None = None
@@ -25,21 +25,21 @@ class Cell(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is known."""
+        """True if the content is empty or unknown."""
         return self.content in (UNKNOWN, "")
 
 
 Row = Mapping[str, Cell]
-"""The cells of a row by the headings of their columns."""
+"""Column heading -> cell."""
 
 _EMPTY: Final = Cell("")
 
 
 def table(caption: str, rows: Iterable[Row], *, omits_empty: bool = True) -> Markup:
-    """Return a table that scrolls sideways where it is too wide; nothing without rows.
+    """Return a table that scrolls sideways if it is too wide; empty without rows.
 
-    The caption is for screen readers, and the first column names the row. The first row has all headings. `omits_empty`
-    leaves out columns without values.
+    The caption is for screen readers, and the first column is the row heading. The first row must have all headings.
+    `omits_empty` leaves out columns without values.
     """
     body = list(rows)
     if not body:
@@ -79,20 +79,20 @@ def _draw_row(row: Row, shown: Mapping[str, str | None]) -> Markup:
 
 
 def _style(cells: Sequence[Cell]) -> str | None:
-    """Return the style of a column: that of numbers, if it is sorted only by numbers."""
+    """Return the style `number` for a column whose sort values are numbers, or None."""
     values = [cell.value for cell in cells if cell.value is not None]
     return "number" if values and not any(isinstance(value, str) for value in values) else None
 
 
 def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
-    """Return names with their values."""
+    """Return a definition list of names and values."""
     return element(
         "dl", (element("div", element("dt", name), element("dd", value)) for name, value in rows)
     )
 
 
 def format_known(value: _Value | None, show: Callable[[_Value], str]) -> str:
-    """Return a value as text, or a dash where it is not known."""
+    """Return a value as text, or a dash if it is unknown."""
     return UNKNOWN if value is None else show(value)
 
 
@@ -108,7 +108,7 @@ accuracy: Final = _shown("{:.2%}".format)
 
 
 def ratio(value: float | None) -> str:
-    """Return a ratio in three digits: 1.23×, 15.5×, 120×."""
+    """Return a ratio with three significant digits: 1.23×, 15.5×, 120×."""
     if value is None:
         return UNKNOWN
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
@@ -116,12 +116,12 @@ def ratio(value: float | None) -> str:
 
 
 def plain(value: float) -> str:
-    """Return a number in at most three digits."""
+    """Return a number with at most three significant digits, or as an integer from 1000."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def change(previous: float | None, current: float | None) -> float | None:
-    """Return by which share a value has changed; None if one is not known."""
+    """Return the relative change of a value, or None if either value is unknown."""
     return current / previous - 1 if previous and current is not None else None
 
 
@@ -143,13 +143,13 @@ _FEW_TICKS: Final = 3
 _MARK_RADIUS: Final = 6.0
 
 SERIES: Final = 8
-"""How many colours the style sheet has for series."""
+"""Number of series colours in the style sheet."""
 
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
 
 
 class Scale(NamedTuple):
-    """A scale from values to pixels: `low` is at `start`, `high` at `end`."""
+    """A mapping from values to pixels: `low` is at `start`, `high` at `end`."""
 
     low: float
     high: float
@@ -166,7 +166,7 @@ class Scale(NamedTuple):
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return round values: on a logarithmic scale 1, 2 and 5 of each power of ten, or powers alone."""
+        """Return round values; on a logarithmic scale 1, 2 and 5 of each power of ten, or only powers."""
         if not self.is_log:
             return _linear_ticks(self.low, self.high)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -181,7 +181,7 @@ class Scale(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis: its quantity, the values that it must reach, and how ticks are written."""
+    """An axis: label, values to cover, and the format of ticks."""
 
     label: str
     values: tuple[float, ...]
@@ -190,7 +190,7 @@ class Axis(NamedTuple):
     starts_at_zero: bool = False
 
     def scale(self, start: float, end: float) -> Scale:
-        """Return the scale with some room around the values."""
+        """Return the scale with a margin around the values."""
         low, high = min(self.values), max(self.values)
         if self.is_log:
             room = max((high / low) ** 0.08, 1.15)
@@ -200,10 +200,7 @@ class Axis(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A point of a plot, with the text of its tooltip.
-
-    The label stands beside it, where there is room.
-    """
+    """A point of a plot; `text` is its tooltip, and the label is shown if there is room."""
 
     x: float
     y: float
@@ -227,9 +224,9 @@ def make_frame(x: Axis, y: Axis) -> Frame:
 
 
 def plot(title: str, x: Axis, y: Axis, *content: Child) -> Markup:
-    """Return a plot with its axes, drawn for `make_frame(x, y)`; on a narrow screen it scrolls sideways.
+    """Return a plot with axes, which scrolls sideways on a narrow screen.
 
-    The title is for screen readers.
+    Content must be drawn for `make_frame(x, y)`. The title is for screen readers.
     """
     svg = element(
         "svg",
@@ -291,7 +288,7 @@ def _linear_ticks(low: float, high: float) -> list[float]:
 
 
 def draw_line(points: Sequence[tuple[float, float]], frame: Frame, series: int) -> Markup:
-    """Return a line of steps through pairs of values."""
+    """Return a step line through (x, y) values."""
     pixels = [(frame.x.at(x), frame.y.at(y)) for x, y in points]
     path = f"M{pixels[0][0]:.1f} {pixels[0][1]:.1f}"
     for before, after in pairwise(pixels):
@@ -307,7 +304,7 @@ def _draw_path(path: str, series: int) -> Markup:
 
 
 def draw_marks(marks: Sequence[Mark], frame: Frame) -> Markup:
-    """Return points with their tooltips, and their labels where there is room."""
+    """Return points with tooltips, and labels where there is room."""
     places = [(frame.x.at(mark.x), frame.y.at(mark.y)) for mark in marks]
     labels = place_labels(places, [mark.label for mark in marks])
     drawn = [
@@ -326,7 +323,7 @@ def draw_marks(marks: Sequence[Mark], frame: Frame) -> Markup:
 
 
 def draw_shape(number: int, x: float, y: float, radius: float = _MARK_RADIUS) -> Markup:
-    """Return a circle, a square, a diamond, or a triangle that points up or down."""
+    """Return shape `number`: circle, square, diamond, or triangle pointing up or down."""
     r = radius
     paths = (
         f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
@@ -339,7 +336,7 @@ def draw_shape(number: int, x: float, y: float, radius: float = _MARK_RADIUS) ->
 
 
 def swatch(series: int, shape: int | None = None) -> Markup:
-    """Return a sample of a series for the row of a table: its line, or its mark."""
+    """Return the legend symbol of a series for a table: its line, or its mark."""
     content = (
         _draw_path("M1 6H17", series)
         if shape is None
@@ -364,7 +361,7 @@ class _Box(NamedTuple):
 
 
 def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[Markup]:
-    """Return the labels of points, in pixels, that cover nothing."""
+    """Return those labels of points (in pixels) that fit without covering anything."""
     r = _MARK_RADIUS + 1
     taken = [_Box(x - r, y - r, x + r, y + r) for x, y in places]
     inside = _Box(_LEFT, _TOP, WIDTH - 2, HEIGHT - _BOTTOM)
@@ -383,7 +380,7 @@ def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -
 
 
 def _label_boxes(x: float, y: float, width: float) -> Iterable[_Box]:
-    """Yield the places of a label in order: right, left, above and below its point, then at its corners."""
+    """Yield candidate boxes of a label: right, left, above and below its point, then diagonally."""
     gap, half = _MARK_RADIUS + 3, _FONT_HEIGHT / 2
     corners = [
         (x + gap, y - half),
@@ -414,7 +411,7 @@ _COSTS: Final = (
 
 
 def draw_pareto(libraries: Sequence[Library]) -> Iterator[Markup]:
-    """Yield a figure for each recipe with at least two libraries that differ in latency and another cost."""
+    """Yield a figure for each recipe with two or more libraries that differ in latency and another cost."""
     ordered = sorted(libraries, key=lambda library: library.recipe)
     for recipe, group in groupby(ordered, key=lambda library: library.recipe):
         members = [one for one in group if one.build.latency_s and one.build.verdict != "rejected"]
@@ -459,7 +456,7 @@ def _number(names: Iterable[str]) -> dict[str, int]:
 
 
 def find_pareto_optimal(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points that no other one beats in both values, by the first value."""
+    """Return the indices of Pareto-optimal points (both values small), sorted by the first value."""
     front: list[int] = []
     lowest = math.inf
     for index in sorted(range(len(points)), key=lambda index: points[index]):
