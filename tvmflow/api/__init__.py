@@ -1,4 +1,4 @@
-"""The Python interface: load, plan and run recipes, and load their libraries.
+"""The Python API: load, plan and run recipes, and load their libraries.
 
 ```python
 import tvmflow
@@ -10,7 +10,7 @@ module = result.load()
 scores = module.run(image)
 ```
 
-Stages, keys, results and records are those of the command line.
+Stages, keys, results and records are the same as on the command line.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
-        """Return the recipe in a file.
+        """Load a recipe from a file.
 
         Raises:
-            RecipeError: with all of its mistakes, each `file:line:column: field: problem`.
+            RecipeError: with all mistakes, each `file:line:column: field: problem`.
         """
         return cls(load_recipe(Path(path)))
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The recipe's name."""
         return self.fields.name
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of its targets."""
+        """The names of the targets."""
         return tuple(target.name for target in self.fields.targets)
 
     def __repr__(self) -> str:
@@ -77,9 +77,9 @@ class PlannedStage(NamedTuple):
     """A stage of a plan.
 
     Attributes:
-        id: Its name, `RECIPE:STAGE/TARGET`.
-        kind: `hit` when its result is up to date, `run` when it must run, `wait` when that depends on others.
-        reason: Why, in one line.
+        id: The name, `RECIPE:STAGE/TARGET`.
+        kind: `hit` if the result is up to date, `run` if the stage must run, `wait` if that depends on others.
+        reason: The reason for `kind`, in one line.
     """
 
     id: str
@@ -88,10 +88,7 @@ class PlannedStage(NamedTuple):
 
 
 class Plan:
-    """The stages of recipes in the order in which they run, each with its decision.
-
-    Those in `forced` run even if they are up to date.
-    """
+    """The stages of recipes in order of execution, with decisions; stages in `forced` always run."""
 
     def __init__(self, prepared: PreparedRun, store: LocalStore) -> None:
         decisions = evaluate_plan(prepared.plan, store, prepared.forced).decisions
@@ -128,18 +125,18 @@ def plan(
 
     Args:
         recipes: Recipes, or their files.
-        pipeline: Another pipeline than the recipes name: a name or a file.
+        pipeline: A pipeline (name or file) that replaces the recipes' pipelines.
         targets: Only these targets.
         variants: Only these variants.
         until: The last stage to run.
-        lock: A lock file: exactly what it records is built.
-        force: Stages that run also if they are up to date: `STAGE`, `STAGE/TARGET`, `RECIPE:STAGE`.
-        store: The folder of the store; by default that of the project.
+        lock: A lock file to enforce: every file must have its recorded digest.
+        force: Stages to run even if they are up to date: `STAGE`, `STAGE/TARGET`, `RECIPE:STAGE`.
+        store: The folder of the store; by default the project's.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
-        UsageError: when something that is named does not exist, or an argument is of another type.
-        DownloadError: when the address of a model has to be looked up, and cannot be.
+        UsageError: if a name does not exist, or an argument has a wrong type.
+        DownloadError: if the address of a model cannot be looked up.
     """
     if not recipes:
         raise UsageError("no recipe is given", fix="tvmflow.plan('RECIPE.yaml')")
@@ -194,7 +191,7 @@ def check_names(**arguments: object) -> None:
 
 
 def check_texts(**arguments: object) -> None:
-    """Check that each argument is None, or a name or a path that is not empty."""
+    """Check that each argument is None or a nonempty name or path."""
     for argument, text in arguments.items():
         if text is not None and (not isinstance(text, str | os.PathLike) or not os.fspath(text)):
             raise UsageError(f"{argument}={text!r} is neither a name nor a path")
@@ -223,13 +220,13 @@ _BUNDLE: Final = ".tvmflow"
 
 
 class Result:
-    """The end of a run.
+    """The result of a run.
 
     Attributes:
-        report: What each stage did.
-        builds: A row for each recipe and target: verdict, errors, latencies, sizes.
-        delivered: The paths of the files that were delivered.
-        exit_code: That of the same run on the command line: 0 when everything that was asked for is there.
+        report: The outcome of each stage.
+        builds: Verdict, errors, latencies and sizes for each recipe and target.
+        delivered: The paths of the delivered files.
+        exit_code: The exit code of the same run on the command line: 0 if all requested results are complete.
     """
 
     def __init__(self, report: RunReport) -> None:
@@ -240,16 +237,16 @@ class Result:
 
     @property
     def is_complete(self) -> bool:
-        """True if everything that was asked for is there."""
+        """True if all requested results are complete."""
         return self.exit_code == 0
 
     def load(self, recipe: str = "", target: str = "", **options: Any) -> Module:
-        """Load a delivered bundle, ready to run.
+        """Load a delivered bundle.
 
-        Recipe (or variant) and target are needed where there are several; options are those of `tvmflow.load`.
+        Recipe (or variant) and target are required if the run has several; `options` are passed to `tvmflow.load`.
 
         Raises:
-            UsageError: when no bundle, or more than one, fits.
+            UsageError: if no bundle, or more than one, matches.
         """
         bundles = [
             path
@@ -288,19 +285,19 @@ def run(
 ) -> Result:
     """Bring a plan up to date and deliver its libraries, as `tvmflow run` does.
 
-    A stage that fails is not an exception: see `Result.exit_code` and `Result.builds`. After
-    KeyboardInterrupt, finished stages are kept, and the same call continues from there.
+    A failed stage raises no exception: see `Result.exit_code` and `Result.builds`. After KeyboardInterrupt, finished
+    stages are kept, and the same call continues from there.
 
     Args:
-        planned: What `plan` returned; or a recipe, or its file, to be planned as a whole.
+        planned: The result of `plan`, or a recipe or its file, which is then planned without filters.
         on_event: Called with every progress event, from several threads; docs/cli.md lists them.
-        jobs: Stages at a time; measurements stay exclusive.
+        jobs: Number of stages to run in parallel; measurements stay exclusive.
         keep_going: After a failure, continue with stages that do not depend on it.
-        dist: The folder for delivered files; by default that of the project.
+        dist: The folder for delivered files; by default the project's.
         stage_timeout_s: Stop any stage that takes longer, in seconds.
         stage_memory: Stop any stage that takes more memory, in bytes; 0 for no limit.
-        remote: The remote cache, a URL or a folder; by default `$TVMFLOW_REMOTE`, and `""` for none.
-        remote_mode: `read`, `write`, `both` or `off`; by default `$TVMFLOW_REMOTE_MODE`, or `read`.
+        remote: The remote cache, a URL or a folder; by default `$TVMFLOW_REMOTE`; `""` for none.
+        remote_mode: `read`, `write`, `both` or `off`; by default `$TVMFLOW_REMOTE_MODE` or `read`.
 
     Raises:
         TvmflowError: for a problem of the whole run, such as a mistake in a recipe or a full disk.
@@ -310,7 +307,7 @@ def run(
     if not isinstance(planned, Plan):
         planned = plan(planned)
     store = planned.store
-    # a plan is also made where the store cannot be written
+    # Planning works without a writable store, so the store may be missing here.
     store.create()
     folder = str(Path(find_project().dist if dist is None else dist).absolute())
     settings = DriverSettings(
@@ -333,11 +330,11 @@ def run(
 
 
 class _Listener:
-    """An observer that passes events on to a function."""
+    """An observer that passes events to a function."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self.event: OnEvent = on_event or (lambda _: None)
 
     def interrupted(self) -> str:
-        """Return nothing: the program says itself what an interruption leaves."""
+        """Return an empty note: the calling program reports interruptions itself."""
         return ""

@@ -1,4 +1,4 @@
-"""The stages of recipes as tasks of a dodo file, for doit's own command line.
+"""The stages of recipes as tasks of a dodo file, for doit's command line.
 
 ```python
 from tvmflow.api.dodo_file import plan_tasks
@@ -8,7 +8,7 @@ DOIT_CONFIG = tasks.config
 task_tvmflow = tasks.list_tasks
 ```
 
-The store decides what is up to date: doit's own database may be deleted at any time.
+The store decides what is up to date; doit's database may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DELIVER: Final = "deliver"
 class DodoTasks:
     """The tasks of a plan: `RECIPE:STAGE[/TARGET]`, and `RECIPE:deliver/TARGET` with its files as targets.
 
-    doit's database must not be open. `begin` is called before each use of the store.
+    Create it before doit opens its database. `begin` is called before each use of the store.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class DodoTasks:
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def list_tasks(self) -> Iterator[dict[str, Any]]:
-        """Yield every task as doit's dodo files describe tasks, and for each recipe the group of its tasks."""
+        """Yield the task dict of every stage and delivery, and a task group for each recipe."""
         for recipe, doc in self._describe_recipes().items():
-            # without a name, doit takes it as the group
+            # A task without a name is a group for doit.
             yield {"basename": recipe, "name": None, "doc": doc}
         for spec in self._plan.stages:
             yield self._stage_task(spec)
@@ -83,7 +83,7 @@ class DodoTasks:
         yield from (self._delivery_task(*key, own) for key, own in targets.items())
 
     def _describe_recipes(self) -> dict[str, str]:
-        """Return what `doit list` says of each recipe: its file, and what it is built for."""
+        """Return the text of `doit list` for each recipe: its file and targets."""
         paths = {origin.recipe: shortest_path(origin.path) for origin in self._plan.origins}
         targets: dict[str, dict[str, None]] = {}
         for spec in self._plan.stages:
@@ -115,7 +115,7 @@ class DodoTasks:
         return failure
 
     def _decide(self, *ids: str) -> PlanState:
-        """Return the state of stages and all that they need, as the store has them now."""
+        """Return the current state of stages and of all stages that they need."""
         self._begin()
         state = copy.copy(self._state)
         state.keys, state.artifacts, state.decisions = {}, {}, {}
@@ -124,11 +124,11 @@ class DodoTasks:
         return state
 
     def _reason_to_run(self, spec: StageSpec) -> str:
-        """Return why a stage has to run; empty when its result is in the store."""
+        """Return why a stage must run; empty if its result is in the store."""
         try:
             decision = self._decide(spec.id).decisions[spec.id]
         except (TvmflowError, OSError) as error:
-            # running the stage meets the same problem, and reports it
+            # Running the stage will report the same problem.
             return str(error)
         if decision.kind != "hit":
             return decision.reason
@@ -145,7 +145,7 @@ class DodoTasks:
         if decision.kind == "wait":
             return f"{spec.id} runs {decision.reason}: there is no result of it"
         record = self._context.store.record(state.keys[spec.id].digest)
-        # another run may have made a result since this one began
+        # Another run may have published the result after this run began.
         is_new = record is not None and record.made > self._started
         again = decision.kind == "hit" and not is_new
         reason = "doit runs it again" if again else decision.reason
@@ -219,7 +219,7 @@ class DodoTasks:
         return "it was forgotten" if name in self._forgotten else ""
 
     def _remove_delivered(self, folder: Path, names: list[str]) -> None:
-        """Remove the delivered files of a target, and folders that are then empty."""
+        """Remove the delivered files of a target, and folders that become empty."""
         suffixes = (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
         sidecars = [f"{folder.parent.name}{suffix}" for suffix in suffixes]
         paths = [folder / name for name in (*names, *sidecars, README)]
@@ -236,7 +236,7 @@ def _delivery_name(entry: Delivery) -> str:
 
 
 class _Question:
-    """A check that a task is up to date; `doit info` shows its text as the reason why it is not."""
+    """An up-to-date check of a task; `doit info` shows its text as the reason to run."""
 
     def __init__(self, reason_to_run: Callable[[], str]) -> None:
         self._reason_to_run = reason_to_run
@@ -251,7 +251,7 @@ class _Question:
 
 
 class _Command:
-    """A function with a text that doit shows."""
+    """A function with a description for doit's output."""
 
     def __init__(self, text: str, run: Callable[[], None]) -> None:
         self._text = text
@@ -261,22 +261,22 @@ class _Command:
         self._run()
 
     def __repr__(self) -> str:
-        # doit leaves out the first character
+        # doit drops the first character.
         return f" {self._text}"
 
 
 def plan_tasks(*recipes: str) -> DodoTasks:
-    """Return the tasks of some recipes.
+    """Return the tasks of recipes.
 
-    doit opens its database before it asks for tasks, so call this in the dodo file itself.
+    Call this at the top level of the dodo file: doit opens its database before it collects tasks.
 
     Raises:
-        InvalidDodoFile: A recipe is wrong; doit reports it without a traceback.
+        InvalidDodoFile: if a recipe is invalid; doit reports it without a traceback.
     """
-    # the processes of `-n` share what is made here, and cannot be sent it
+    # Processes of `-n` must inherit these objects by forking, because they cannot be pickled.
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)
-    # the end of this process releases the store's lease and the workers
+    # Lease and workers are released at the end of the process.
     resources = contextlib.ExitStack()
     atexit.register(resources.close)
     try:

@@ -1,4 +1,4 @@
-"""The API of operator files: the decorator, and the node that an implementation receives."""
+"""The API for operator files: the decorator `operator`, and the node that implementations receive."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ReferenceFunction = Callable[..., Any]
 """Takes a `Node` and an array for each input; returns an array for each output."""
 
 ADVICE: Final = f"see {page_url('custom-operators')}"
-"""Where users read how operators are written."""
+"""The advice in messages: a link to the documentation."""
 
 
 def standard_domain(domain: str) -> str:
-    """Return a domain; `ai.onnx` becomes the empty domain, which is how models write it."""
+    """Return a domain as models write it: the empty domain for `ai.onnx`."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -40,19 +40,19 @@ class Tensor(NamedTuple):
 
 
 class OperatorError(ValueError):
-    """An operator that contradicts its node, or itself; the message says how."""
+    """An operator is inconsistent, or contradicts its node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node of a model, which calls an operator.
+    """A node of a model that calls an operator.
 
     Attributes:
         operator: The name of the operator.
-        version: The version of the domain that the model uses.
+        version: The opset version of the operator's domain in the model.
         attributes: The node's attributes: numbers, strings, lists of them, arrays for tensors.
-        inputs: Shape and dtype of each input; None for an omitted one.
-        outputs: The number of its outputs.
+        inputs: Shape and dtype of each input; None for an omitted optional input.
+        outputs: The number of outputs.
     """
 
     operator: str
@@ -73,10 +73,10 @@ class Node:
         """Return the result of a tensor expression.
 
         Args:
-            compute: Takes a `te.Tensor` for each tensor, and returns one, or a list of them.
-            *tensors: The tensors.
-            schedule: Schedules the function `main` of an `s_tir.Schedule`. Without it, the kernel gets a schedule
-                by tvmflow's rules, and may be fused and tuned.
+            compute: Takes a `te.Tensor` for each tensor, and returns one `te.Tensor` or a list of them.
+            *tensors: The inputs.
+            schedule: Transforms the function `main` of the given `s_tir.Schedule`. Without it, tvmflow's rules
+                schedule the kernel, which may be fused and tuned.
         """
         from tvm.relax.utils import gen_call_tir_inputs
 
@@ -90,14 +90,14 @@ class Node:
         schedule: Callable[[Any], Any] | None = None,
         is_scheduled: bool = True,
     ) -> Any:
-        """Return the result of a function of TIR.
+        """Return the result of a TIR function.
 
         Args:
             function: A `T.prim_func`. Its parameters are buffers with fixed shapes: a buffer for each
                 tensor, then one for each result.
-            *tensors: The tensors.
+            *tensors: The inputs.
             schedule: As for `te`.
-            is_scheduled: The loops stay unchanged. False: tvmflow's rules schedule its blocks.
+            is_scheduled: True keeps the loops unchanged; False lets tvmflow's rules schedule the blocks.
         """
         buffers = [Tensor(*_spec_of_type(buffer.ty)) for buffer in function.params]
         count = len(tensors)
@@ -132,19 +132,19 @@ class Node:
         arguments: Sequence[float] = (),
         tasks: int = 1,
     ) -> Any:
-        """Return the result of a function in C11.
+        """Return the result of a C11 function.
 
-        The function returns nothing. It takes a pointer for each tensor and each output, to dense memory with an
-        alignment of 64 bytes; then, with several tasks, the index of the task as `int64_t`; then the arguments.
-        Several threads may call it, so it must not write to static variables.
+        The function returns void. Its parameters are a pointer for each tensor and each output, to dense memory with an
+        alignment of 64 bytes; then, with several tasks, the task index as `int64_t`; then `arguments`. Several threads
+        may call it, so it must not write to static variables.
 
         Args:
-            source: A file of C that `operators` in the recipe names, or its text.
+            source: A C file that `operators` in the recipe lists, or C code.
             function: The name of the function.
-            *tensors: The tensors.
+            *tensors: The inputs.
             outputs: Shape and dtype of each result.
             arguments: Numbers for the function: integers as `int64_t`, others as `double`.
-            tasks: How often it is called, in parallel; each call computes its share of the outputs.
+            tasks: Number of parallel calls; each call computes its share of the outputs.
         """
         from tvmflow.graph.c_calls import KernelSource, c_kernel
 
@@ -207,7 +207,7 @@ def _spec_of_type(kind: Any) -> tuple[tuple[int, ...], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator as it was registered (see `operator`) at `where`, a `file:line`."""
+    """An operator that was registered (see `operator`) at `where`, a `file:line`."""
 
     name: str
     domain: str
@@ -222,7 +222,7 @@ class Operator:
 
 
 REGISTERED: Final[list[Operator]] = []
-"""The operators of the files that this process runs, in order."""
+"""The operators registered by files in this process, in order."""
 
 
 def operator(
@@ -232,10 +232,10 @@ def operator(
 
     Args:
         name: The name of the operator in models.
-        domain: Its domain: "" for ONNX's own, "mxnet" for MXNet's `Custom`.
-        since_version: The first version of the domain that it implements.
+        domain: The operator's domain: "" for standard ONNX operators, "mxnet" for MXNet's `Custom`.
+        since_version: The first opset version of the domain that the implementation supports.
         reference: Takes the node and an array for each input, and returns an array for each output.
-            `verify` compares the library with it if the model's framework lacks the operator.
+            `verify` uses it if the model's framework does not have the operator.
     """
     for text, what in ((name, "name"), (domain, "domain")):
         if not isinstance(text, str):

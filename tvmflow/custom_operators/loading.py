@@ -1,4 +1,4 @@
-"""Runs operator files in a worker, with a time limit; errors name file and line of the user's code."""
+"""Loader of operator files, with a time limit; errors name file and line of the user's code."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from tvmflow.custom_operators.definition import (
 )
 
 ROLE: Final = "operator:"
-"""The prefix of the role of a file that a recipe names; the file's name follows."""
+"""Role prefix of a file that a recipe lists; the file's name follows."""
 
 IMPORTED_ROLE: Final = "operator import:"
-"""The prefix of the role of a module that such a file imports."""
+"""Role prefix of a module that such a file imports."""
 _MAX_BYTES: Final = 1 << 20
 
 
 class OperatorFiles(NamedTuple):
-    """The files of a recipe's operators, and all paths that were searched for imported modules."""
+    """The operator files of a recipe, and all paths that were searched for imported modules."""
 
     files: tuple[InputFile, ...] = ()
     candidates: tuple[Path, ...] = ()
@@ -50,12 +50,12 @@ class OperatorFiles(NamedTuple):
 def list_operator_files(
     names: Sequence[str], base: Path, where: Callable[..., str]
 ) -> OperatorFiles:
-    """Return the files that a recipe names in a folder, and the modules that they import from there.
+    """Return the operator files `names` in the folder `base`, and the modules that they import from there.
 
     `where` returns the position of an entry in the recipe.
 
     Raises:
-        RecipeError: when a file is not Python, or two files have the same name.
+        RecipeError: if a file is not Python, or two files have the same name.
     """
     files: dict[str, InputFile] = {}
     candidates: list[Path] = []
@@ -118,14 +118,14 @@ _Result = TypeVar("_Result")
 
 
 class Operators(NamedTuple):
-    """The operators of a recipe in the order of their files, with the text of files of other languages."""
+    """The operators of a recipe in the order of their files; `sources` has the text of C files."""
 
     operators: tuple[Operator, ...] = ()
     sources: Mapping[str, str] = {}
     paths: tuple[str, ...] = ()
 
     def find(self, domain: str, name: str, version: int) -> Operator | None:
-        """Return the newest operator for a node by domain, name and version of the domain; None without one."""
+        """Return the newest operator that implements a node's name, domain and opset version, or None."""
         fitting = [
             entry
             for entry in self.operators
@@ -135,14 +135,14 @@ class Operators(NamedTuple):
         return max(fitting, key=lambda entry: entry.since_version, default=None)
 
     def call(self, entry: Operator, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a function of an operator's file; any error of it is a StageError with file and line."""
+        """Call a function of an operator file; raise its errors as StageError with file and line."""
         what = "reference" if function is entry.reference else "implementation"
         with _explaining(self.paths, f"the {what} of the operator {entry}", entry.where):
             return function(*arguments)
 
 
 def load_operators(files: Mapping[str, Path]) -> Operators:
-    """Run the operator files of a stage; StageError when one raises, does not end, or registers nothing."""
+    """Run the operator files of a stage; StageError if one raises, does not end, or registers nothing."""
     listed = _by_name(files, ROLE)
     if not listed:
         return Operators()
@@ -183,12 +183,12 @@ def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:
 
 
 def _prepare_imports(modules: Mapping[str, Path]) -> None:
-    """Make these modules importable, and no longer those of another recipe."""
+    """Make the modules of a recipe importable, and forget those of earlier recipes."""
     forget_operators()
     for name, path in modules.items():
         installed = importlib.util.find_spec(name)
         origin = installed and installed.origin
-        # the folder of the file may be on the import path itself
+        # The file's folder may be on the import path already.
         is_same = bool(origin) and Path(str(origin)).resolve() == path.resolve()
         if installed is not None and not is_same:
             raise StageError(
@@ -217,7 +217,7 @@ def forget_operators() -> None:
 
 
 def prepare_calls(scratch: Path) -> Path:
-    """Return an empty folder for calls that a reference records: models of one node with its arrays."""
+    """Return an empty folder for a reference's recorded calls: single-node models with their arrays."""
     folder = calls_folder(scratch)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -225,12 +225,12 @@ def prepare_calls(scratch: Path) -> Path:
 
 
 def calls_folder(scratch: Path) -> Path:
-    """Return the folder of recorded calls below that of a reference."""
+    """Return the folder of recorded calls in a reference's scratch folder."""
     return scratch / "calls"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports only the files of a recipe's operators."""
+    """An importer of a recipe's operator modules only."""
 
     def __init__(self, modules: Mapping[str, Path]) -> None:
         self.modules = modules
@@ -255,12 +255,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _TimedOut(BaseException):
-    """A user's code does not end. It is not an `Exception`, which that code may catch."""
+    """A user's code does not end. A BaseException, because user code may catch `Exception`."""
 
 
 @contextmanager
 def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
-    """Turn every error of a user's code into a StageError with file and line."""
+    """Translate errors of user code to StageError with file and line."""
     try:
         with _time_limit():
             yield
@@ -286,7 +286,7 @@ def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise `_TimedOut` in the block after the limit, if this thread receives signals."""
+    """Raise `_TimedOut` in the block after the time limit, if this thread can receive signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
