@@ -1,7 +1,8 @@
-"""Vector code: strided loads and, for 64-bit Arm, multiplicands, initial accumulators, vector stores."""
+"""Vector code: strided loads, prefetches and, for 64-bit Arm, accumulators, stores."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +11,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.target import codegen
 
-from tvmflow.compiler.contraction.machine import MATRIX_INSTRUCTION, find_multiplicand_lanes
+from tvmflow.compiler.contraction.machine import (
+    LINE_FLOATS,
+    MATRIX_INSTRUCTION,
+    find_multiplicand_lanes,
+)
 from tvmflow.compiler.tail_vectors import as_int
 from tvmflow.graph.ir import (
     IF_THEN_ELSE,
@@ -18,6 +23,7 @@ from tvmflow.graph.ir import (
     kernel_pass,
     node_pass,
     operator_name,
+    replace_variables,
     rewrite_nodes,
     with_fields,
 )
@@ -112,6 +118,78 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
         for number in range(0, end, stride)
     ]
     return tirx.Shuffle(vectors, addresses)
+
+
+# ---------------------------------------------------------------- prefetches
+# Loops over tiles use the weights of one tile for many rows. The first rows would wait for weights that are not in the
+# second-level cache, so the rows before them prefetch these weights.
+
+PREFETCH_HINT: Final = "tvmflow.prefetches_weights"
+"""The annotation of a loop over tiles; its value is the number of consecutive tiles that share their weights."""
+
+# for reading, into the second-level cache, data
+_PREFETCH_FLAGS: Final = (0, 2, 1)
+
+
+@node_pass(tirx.For)
+def prefetch_weights(loop: tirx.For) -> tirx.For:
+    """Prefetch the weights of later tiles, evenly spread over the tiles that share earlier weights."""
+    if PREFETCH_HINT not in loop.annotations:
+        return loop
+    tiles = int(loop.annotations[PREFETCH_HINT])
+    serial = {
+        each.loop_var: each
+        for each in find_nodes(loop.body, tirx.For)
+        if each.kind == tirx.ForKind.SERIAL
+    }
+
+    def prefetch(inner: tirx.For) -> tirx.For:
+        around = [each for each in find_nodes(inner.body, tirx.For) if each.loop_var in serial]
+        if inner.loop_var not in serial or around:
+            return inner
+        used = set(find_nodes(inner.body, tirx.Var))
+        nest = [each for var, each in reversed(serial.items()) if var in used]
+        return with_fields(inner, body=_prefetch_in(inner.body, loop.loop_var, tiles, nest))
+
+    body = tvm_ffi.structural_map(loop.body, (tirx.For, prefetch))
+    others = {key: value for key, value in loop.annotations.items() if key != PREFETCH_HINT}
+    return with_fields(loop, body=body, annotations=others)
+
+
+def _prefetch_in(body: tirx.Stmt, tile: Any, tiles: int, nest: Sequence[tirx.For]) -> tirx.Stmt:
+    """Return the body of the innermost loop of a nest, which prefetches weights if it reads any."""
+    group, member = (tirx.Var(name, tile.ty.dtype) for name in ("group", "member"))
+    analyzer = tvm.sym.Analyzer()
+    analyzer.bind(member, tvm.ir.Range(0, tiles))
+    first = {tile: group * tiles + member, **{each.loop_var: each.min for each in nest}}
+    reads = {}
+    for load in find_nodes(body, tvm.ir.TensorLoad):
+        index = load.indices[-1]
+        if isinstance(index, tirx.Ramp) and _as_number(index.stride) == 1:
+            start = analyzer.simplify(replace_variables(index.base, first))
+            used = set(find_nodes(start, tirx.Var))
+            if group in used and member not in used:
+                reads[str(index.base)] = (load, start)
+    lengths = {each.loop_var: _as_number(each.extent) for each in nest}
+    if not reads or not all(lengths.values()):
+        return body
+    load, start = next(iter(reads.values()))
+    used = set(find_nodes(load.indices[-1].base, tirx.Var))
+    repeats = math.prod(length for var, length in lengths.items() if var not in used)
+    # each iteration of a tile prefetches as many elements, so that all tiles together prefetch all
+    step = -(-len(reads) * _as_number(load.indices[-1].lanes) // (tiles * repeats))
+    position: Any = tile % tiles
+    for var, length in lengths.items():
+        position = position * length + var
+    start = replace_variables(start, {group: tile // tiles + 1}) + position * step
+    prefetches = [_prefetch(load.source, start + line) for line in range(0, step, LINE_FLOATS)]
+    return tirx.SeqStmt([*prefetches, body])
+
+
+def _prefetch(tensor: Any, index: Any) -> tirx.Stmt:
+    address = tirx.call_intrin("handle", "tirx.address_of", tirx.BufferLoad(tensor, [index]))
+    flags = (tirx.const(flag, "int32") for flag in _PREFETCH_FLAGS)
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags))
 
 
 # ---------------------------------------------------------------- multiplicands in lanes

@@ -83,6 +83,7 @@ _ANNOTATIONS: Final[Mapping[str, Callable[[Json], bool]]] = {
     "pragma_loop_partition_hint": _is_number,
     "pragma_unroll_explicit": _is_number,
     "tvmflow.computes_tails_apart": _is_number,
+    "tvmflow.prefetches_weights": _is_number,
     "software_pipeline_async_stages": _are_numbers,
     "software_pipeline_order": _are_numbers,
     "software_pipeline_stage": _are_numbers,

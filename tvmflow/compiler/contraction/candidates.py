@@ -150,6 +150,11 @@ def computes_tails_apart(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
     return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.VECTORS)
 
 
+def holds_next_weights(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> bool:
+    """Return whether the second-level cache holds the weights of two tiles."""
+    return 2 * FLOAT_BYTES * cpu.lanes * tile.vectors * problem.depth <= cpu.l2_bytes
+
+
 def _estimate_with_tail_tiles(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput that a tile and its remainder tiles reach."""
     rows = [(problem.rows, tile.rows)]

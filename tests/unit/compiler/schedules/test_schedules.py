@@ -12,16 +12,18 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.c_program.c_kernels import make_assembly
-from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.contraction.machine import CpuModel
 from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Window
+from tvmflow.compiler.vector_code import prefetch_weights
+from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
 SLOWLY = settings(
@@ -303,6 +305,41 @@ def test_tiles_of_products_stay_in_registers_with_avx2(count: int, vectors: int)
     code = assembly_of(choice, mapping, "dense")
     assert len(re.findall(r"vfmadd.*ymm", code)) >= 8
     assert not [line for line in code.splitlines() if "ymm" in line and "rsp" in line]
+
+
+def list_prefetched(choice: rules.ScheduleChoice, mapping: dict[str, Any]) -> list[int]:
+    """Return the indices that all iterations of a kernel prefetch."""
+    passes = CPU_PASSES[: CPU_PASSES.index(prefetch_weights) + 1]
+    with tvm.target.Target(mapping):
+        main = tvm.transform.Sequential([make() for make in passes])(choice.schedule.mod)["main"]
+    calls = find_nodes(main.body, tvm.ir.Call)
+    addresses = [call.args[0] for call in calls if operator_name(call) == "tirx.prefetch"]
+    serial = (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL)
+    loops = [loop for loop in find_nodes(main.body, tirx.For) if loop.kind in serial]
+    indices = []
+    for values in itertools.product(*(range(int(loop.extent)) for loop in reversed(loops))):
+        pairs = zip(reversed(loops), values, strict=True)
+        known = {loop.loop_var: tirx.const(value, "int32") for loop, value in pairs}
+        for address in addresses:
+            (index,) = address.args[0].indices
+            indices.append(int(tvm.sym.Analyzer().simplify(replace_variables(index, known))))
+    return indices
+
+
+@pytest.mark.parametrize(("count", "vectors"), [(8, 12), (24, 8), (30, 8)])
+def test_tiles_prefetch_all_weights_but_those_of_the_first_one(count: int, vectors: int) -> None:
+    """The tiles that share some weights prefetch each cache line of the next ones."""
+    mapping = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
+    data = te.placeholder((count, 20), "float32", "data")
+    weights = te.placeholder((vectors, 20, 16), "float32", "weights")
+    choice = rules.choose_schedule(
+        kernel(data, weights, blocked.dense(data, weights, 16 * vectors)), cpu_model(mapping)
+    )
+    assert choice is not None and choice.rule == "register_tiles"
+    prefetched = list_prefetched(choice, mapping)
+    first, lines = min(prefetched) // 16, {index // 16 for index in prefetched}
+    assert first % 20 == 0 and first <= 4 * 20
+    assert lines >= set(range(first, vectors * 20))
 
 
 @pytest.mark.parametrize("mcpu", ["neoverse-n1", "cortex-a72"])
