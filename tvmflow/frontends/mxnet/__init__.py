@@ -1,4 +1,4 @@
-"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported by way of ONNX.
+"""Importer of MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`) through ONNX.
 
 Imports tvm and onnx only inside functions.
 """
@@ -77,7 +77,7 @@ class MxnetSource(SeveralFiles):
 
 
 def _checkpoint_files(checkpoint: MxnetCheckpoint, base: Path) -> tuple[str, str]:
-    """Return the files of a checkpoint, as paths or addresses: its symbol and its parameters."""
+    """Return the symbol file and the parameter file of a checkpoint, as paths or addresses."""
     suffixes = "-symbol.json", f"-{checkpoint.epoch:04d}.params"
     prefix = checkpoint.prefix
     if is_address(prefix):
@@ -90,14 +90,14 @@ def _checkpoint_files(checkpoint: MxnetCheckpoint, base: Path) -> tuple[str, str
 def _checkpoint_file(
     role: str, name: str, source: MxnetSource, position: str, where: Where
 ) -> InputFile:
-    """Return a file of a checkpoint by its path or address, not resolved yet."""
+    """Return the unresolved input file for a path or address of a checkpoint."""
     path, url = ("", name) if is_address(name) else (name, "")
     key = file_name(url) if url else Path(path).name
     return pinned_by_name(InputFile(role, path, position, url), key, source, where)
 
 
 def list_epochs(symbol: Path) -> list[int]:
-    """Return the epochs whose parameters lie beside a symbol, in order."""
+    """Return the sorted epochs with a parameter file beside a symbol file."""
     stem = symbol.name.removesuffix("symbol.json")
     ends = [name.removeprefix(stem) for name in list_siblings(symbol) if name.startswith(stem)]
     numbers = [end.removesuffix(".params") for end in ends if end.endswith(".params")]
@@ -106,10 +106,10 @@ def list_epochs(symbol: Path) -> list[int]:
 
 @read_in_worker
 def read_variables(path: Path) -> ModelFacts:
-    """Return the variables of a symbol as inputs, and the nodes of its outputs.
+    """Return the variables of a symbol as inputs, and its output nodes as outputs.
 
     Raises:
-        ImportFailed: when the file is not a symbol.
+        ImportFailed: if the file is not a symbol.
     """
     symbol = read_symbol(path)
     variables = {node.name: read_shape(node) for node in symbol.nodes if node.op == "null"}
@@ -123,16 +123,16 @@ def read_variables(path: Path) -> ModelFacts:
 
 @read_in_worker
 def read_weights(path: Path) -> ModelFacts:
-    """Return the names of the weights of a checkpoint.
+    """Return the names of the weights in a parameter file.
 
     Raises:
-        ImportFailed: when the file has none.
+        ImportFailed: if the file is damaged or of another kind.
     """
     return ModelFacts(weights=read_names(path))
 
 
 class MxnetFrontend(Frontend):
-    """MXNet, also as the reference."""
+    """The frontend for MXNet, which is also the reference."""
 
     NAME = "MXNet"
     KIND = "mxnet"
@@ -151,7 +151,7 @@ class MxnetFrontend(Frontend):
     MODULE = "mxnet"
 
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Yield the missing file of a checkpoint, with the nearest name or the epochs that exist."""
+        """Yield the missing file of a checkpoint, with a similar name or the available epochs."""
         fields = model.get("mxnet")
         if not isinstance(fields, dict):
             return
@@ -184,7 +184,7 @@ class MxnetFrontend(Frontend):
         return symbol, params
 
     def _check_symbol(self, file: InputFile) -> None:
-        """Check that a file is a symbol."""
+        """Raise RecipeError unless a file is a symbol."""
         start = f"{file.where}: model.mxnet.prefix"
         try:
             self.read_facts({SYMBOL: Path(file.path)})
@@ -194,12 +194,12 @@ class MxnetFrontend(Frontend):
             raise unreadable(f"{start}: {file.path}", error) from error
 
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return the variables of the symbol: only the import knows which are weights, and all shapes."""
+        """Return the variables of the symbol; only the import can tell weights and shapes."""
         facts = self._read_variables(files)
         return facts._replace(inputs=tuple(value._replace(dims=None) for value in facts.inputs))
 
     def _read_variables(self, files: Files) -> ModelFacts:
-        """Return the variables with the shapes that training had, which are no more than a hint."""
+        """Return the variables with their shapes in training, which are only a hint."""
         try:
             return read_variables(files[SYMBOL])
         except NotAModel as error:
@@ -240,20 +240,20 @@ class MxnetFrontend(Frontend):
 
     def _environment(self, threads: int) -> Mapping[str, str]:
         return {
-            # Fusing for oneDNN would run another graph than the one that was saved.
+            # oneDNN fusion would run a different graph than the saved one.
             "MXNET_SUBGRAPH_BACKEND": "NONE",
             "MXNET_CPU_WORKER_NTHREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
         }
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return the inner tensors of a checkpoint, with the node that computes each."""
+        """Return inner tensor -> the node that computes it."""
         from tvmflow.frontends.mxnet import _graph
 
         return _graph.list_tensors(read_symbol(files[SYMBOL]))
 
     def reference_version(self) -> str:
-        """Return the version of MXNet, which its own process reports."""
+        """Return the version of MXNet, which is imported in a separate process."""
         from tvmflow.frontends._reference_process import worker_environment
 
         worker = self.WORKER

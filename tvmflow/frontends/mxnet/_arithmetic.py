@@ -1,6 +1,6 @@
-"""Converters of arithmetic, activations, reductions and products of matrices.
+"""Converters of arithmetic, activations, reductions and matrix multiplications.
 
-Comparisons return 1 and 0 in the dtype of their data, and full reductions have the shape (1,), as in MXNet.
+As in MXNet, comparisons return 1 and 0 in the dtype of their data, and full reductions have the shape (1,).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _truncate(op: Op) -> Value:
 
 
 def _round(op: Op) -> Value:
-    """`round`: halves are rounded away from 0."""
+    """Convert `round`, which rounds halves away from 0."""
     size = op.add("Floor", op.add("Add", op.add("Abs", op[0]), 0.5))
     return op.add("Mul", op.add("Sign", op[0]), size)
 
 
 def _smooth_l1(op: Op) -> Value:
-    """`smooth_l1`: `0.5 (σx)²` where `|x| < 1/σ²`, else `|x| − 0.5/σ²`."""
+    """Convert `smooth_l1`: `0.5 (σx)²` where `|x| < 1/σ²`, else `|x| − 0.5/σ²`."""
     square = op.number("scalar", 1.0) ** 2
     size = op.add("Abs", op[0])
     inner = op.add("Mul", op.add("Mul", size, size), 0.5 * square)
@@ -61,7 +61,7 @@ def _clip(op: Op) -> Value:
 
 
 def _is_set(op: Op, value: Value) -> Value:
-    """Return where a value is not 0."""
+    """Return a mask of nonzero elements."""
     return op.add("Not", op.add("Equal", value, 0))
 
 
@@ -79,7 +79,7 @@ def _logical(name: str) -> _Binary:
 
 
 def _modulo(op: Op, a: Value, b: Value) -> Value:
-    """Return the remainder with the sign of the divisor; 0 if the divisor is 0."""
+    """Return the remainder with the divisor's sign, or 0 for a division by 0."""
     is_zero = op.add("Equal", b, 0)
     safe = op.add("Where", is_zero, op.add("Add", b, 1), b)
     rest = op.add("Sub", a, op.add("Mul", safe, op.add("Floor", op.add("Div", a, safe))))
@@ -108,11 +108,11 @@ _BINARY: Final[dict[str, _Binary]] = {
     "logical_or": _logical("Or"),
     "logical_xor": _logical("Xor"),
 }
-# How MXNet's operators spell a function, where that is not its name.
+# Function -> its name in MXNet's operators, if that differs.
 _SPELLINGS: Final = {"add": "plus", "sub": "minus"}
-# Functions whose operators had capitals in files of MXNet 0.x.
+# Functions with capitalized operator names in files of MXNet 0.x.
 _ARITHMETIC: Final = frozenset("add sub mul div mod power maximum minimum".split())
-# Functions with an operator for a scalar on the left.
+# Functions with an additional operator for a scalar on the left.
 _NOT_COMMUTATIVE: Final = frozenset({"sub", "div", "mod", "power"})
 # Versions of MXNet round divisions and roots of integers differently.
 _FLOAT_ONLY: Final = frozenset({"div", "mod", "power", "hypot"})
@@ -146,7 +146,7 @@ def _scalar_and_tensor(op: Op) -> tuple[Value, Value]:
 
 
 def _where(op: Op) -> Value:
-    """`where`: a 1-D condition selects rows."""
+    """Convert `where`, in which a 1-D condition selects rows."""
     condition = _is_set(op, op[0])
     if op.rank() == 1 and op.rank(1) > 1:
         ones = [1] * (op.rank(1) - 1)
@@ -159,7 +159,7 @@ def _cast(op: Op) -> Value:
 
 
 def _multicast(op: Op) -> list[Value]:
-    """`amp_multicast`: casts all inputs to their widest dtype, or with `cast_narrow` to the narrowest."""
+    """Convert `amp_multicast`: cast all inputs to their widest or (`cast_narrow`) narrowest dtype."""
     dtypes = [np.dtype(op.dtype(index)) for index in range(len(op))]
     narrow = op.flag("cast_narrow", False)
     op.ignore("num_outputs")
@@ -184,11 +184,11 @@ def _binary_converters() -> dict[str, Converter]:
     return converters
 
 
-# Functions that have the same name in ONNX, except for its capital.
+# Functions with the same name in ONNX, except for the capital letter.
 _SAME_NAMES: Final = (
     "abs ceil cos cosh erf exp floor log relu sigmoid sign sin sinh softsign sqrt tan tanh".split()
 )
-# Functions whose inverses are `arccos` … in MXNet and `Acos` … in ONNX.
+# Functions with inverses, named `arccos` … in MXNet and `Acos` … in ONNX.
 _WITH_INVERSES: Final = "cos cosh sin sinh tan tanh".split()
 
 
@@ -210,7 +210,7 @@ def _leaky_relu(op: Op) -> Value | list[Value]:
 
 
 def _prelu(op: Op) -> Value:
-    """PReLU: `max(x, 0) + gamma · min(x, 0)` with one gamma, or one per channel."""
+    """Convert PReLU: `max(x, 0) + gamma · min(x, 0)` with one gamma, or one per channel."""
     gamma, axis = op[1], min(1, op.rank() - 1)
     if op.ranges.are_equal(op.shape(1), (op.sizes()[axis],)):
         gamma = op.along(gamma, axis)
@@ -227,7 +227,7 @@ _LEAKY: Final[dict[str, Converter]] = {
     "selu": _unary("Selu"),
     "gelu": _unary("Gelu"),
     "prelu": _prelu,
-    # In inference, the slope is the mean of its bounds.
+    # Inference uses the mean of the slope's bounds.
     "rrelu": lambda op: op.add(
         "LeakyRelu",
         op[0],
@@ -252,7 +252,7 @@ _LOSS_KEYS: Final = ("grad_scale", "normalization", "valid_thresh")
 
 
 def _softmax_output(op: Op) -> Value:
-    """`SoftmaxOutput`: a softmax, over channels with `multi_output`, else over the instance."""
+    """Convert `SoftmaxOutput`: softmax over channels with `multi_output`, else over the instance."""
     op.ignore(*_LOSS_KEYS, "ignore_label", "use_ignore", "out_grad", "smooth_alpha")
     if op.flag("multi_output", False):
         op.ignore("preserve_shape")
@@ -265,7 +265,7 @@ def _softmax_output(op: Op) -> Value:
 
 
 def _pass_through(*unused: str) -> Converter:
-    """Return the converter of a loss or training operator, which inference leaves out."""
+    """Return the converter of a loss or training operator, which is the identity in inference."""
 
     def convert(op: Op) -> Value:
         op.ignore(*_LOSS_KEYS, *unused)
@@ -288,7 +288,7 @@ _IDENTITIES: Final = (
 
 
 def _reduced_axes(op: Op) -> list[int]:
-    """Return the axes that a reduction removes, in order; with `exclude`, all others than `axis`."""
+    """Return the sorted axes of a reduction; with `exclude`, all axes except `axis`."""
     listed = [op.axis(axis) for axis in op.optional_integers("axis") or ()]
     all_axes = range(op.rank())
     if op.flag("exclude", False):
@@ -316,10 +316,7 @@ def _norm(op: Op) -> Value:
 
 
 def _arg_reduction(operator: str) -> Converter:
-    """Return the converter of argmax or argmin.
-
-    The index has the dtype of the data, and is the first of equal values.
-    """
+    """Return the converter of argmax or argmin, whose index has the data's dtype and is the first on ties."""
 
     def convert(op: Op) -> Value:
         axis, data = op.optional_integer("axis"), op[0]
@@ -345,7 +342,7 @@ def _argmax_channel(op: Op) -> Value:
 
 
 def _dot(op: Op) -> Value:
-    """`dot`: sums over the last axis of the first input and the first axis of the second."""
+    """Convert `dot`, which contracts the first input's last axis with the second input's first axis."""
     op.require("forward_stype", "default", "results are dense")
     ranks = op.rank(0), op.rank(1)
     if ranks == (2, 2):
@@ -364,7 +361,7 @@ def _batch_dot(op: Op) -> Value:
 
 
 def _matrices(op: Op) -> list[Value]:
-    """Return both inputs, transposed as the attributes say."""
+    """Return both inputs, transposed if the attributes request it."""
     matrices = [op[0], op[1]]
     for index, key in enumerate(("transpose_a", "transpose_b")):
         if op.flag(key, False):
@@ -379,7 +376,7 @@ def _transposed(op: Op, value: Value) -> Value:
 
 
 def _gemm2(op: Op) -> Value:
-    """`linalg.gemm2`: alpha times the product of the last two axes."""
+    """Convert `linalg.gemm2`: alpha times the matrix product over the last two axes."""
     op.require("axis", "-2", "matrices must be the last two axes")
     product = op.add("MatMul", *_matrices(op))
     alpha = op.number("alpha", 1.0)
@@ -392,7 +389,7 @@ def _split_heads(
     """Split interleaved projections (length, batch, heads · 3 · depth) into queries, keys and values.
 
     Returns:
-        The wanted ones of the three tensors (batch · heads, length, depth), and length, batch and depth.
+        The `wanted` ones of these tensors (batch · heads, length, depth), and (length, batch, depth).
     """
     (length, batch, _), width = op.sizes(), op.size(2)
     depth, graph = width // (3 * heads), op.graph
@@ -405,13 +402,13 @@ def _split_heads(
 
 
 def _self_attention_scores(op: Op) -> Value:
-    """`contrib.interleaved_matmul_selfatt_qk`: `Q Kᵀ / sqrt(depth)` of each head."""
+    """Convert `contrib.interleaved_matmul_selfatt_qk`: `Q Kᵀ / sqrt(depth)` of each head."""
     (query, key), (_, _, depth) = _split_heads(op, op.integer("heads"), (0, 1))
     return op.add("MatMul", op.add("Div", query, math.sqrt(depth)), _transposed(op, key))
 
 
 def _self_attention_values(op: Op) -> Value:
-    """`contrib.interleaved_matmul_selfatt_valatt`: attention weights times the values of each head."""
+    """Convert `contrib.interleaved_matmul_selfatt_valatt`: attention weights times values of each head."""
     heads = op.integer("heads")
     [value], (length, batch, depth) = _split_heads(op, heads, (2,))
     mixed = op.graph.transpose(op.add("MatMul", op[1], value), [1, 0, 2])
@@ -464,7 +461,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "LogisticRegressionOutput": _logistic_output,
     "SVMOutput": _pass_through("margin", "regularization_coefficient", "use_linear"),
     "Softmax": _softmax_output,
-    # Mode `instance` is over the last axis in MXNet's code, not over the instance.
+    # Despite its name, mode `instance` is over the last axis in MXNet's code.
     "SoftmaxActivation": lambda op: op.add(
         "Softmax", op[0], axis=op.lookup("mode", "instance", {"instance": -1, "channel": 1})
     ),

@@ -1,4 +1,4 @@
-"""Converters of operators that change shapes, move or look up elements, or create constants."""
+"""Converters of shape, data movement, indexing and constant operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _flat(op: Op) -> Value:
 
 
 def _sorted_axis(op: Op) -> tuple[Value, int]:
-    """Return the data and the axis to sort; without an axis MXNet sorts the flattened data."""
+    """Return the data and the axis to sort; without an axis, MXNet flattens the data."""
     axis = op.optional_integer("axis", -1)
     return (_flat(op), 0) if axis is None else (op[0], op.axis(axis))
 
@@ -39,7 +39,7 @@ def _argsort(op: Op) -> Value:
 
 
 def _top_k(op: Op) -> list[Value]:
-    """`topk`: values, indices or both of the k largest (or smallest) entries; k below 1 means all."""
+    """Convert `topk`: values, indices or both of the k largest (or smallest) entries; k < 1 means all."""
     data, axis = _sorted_axis(op)
     [size], count = op.fixed([data.shape[axis]]), op.integer("k", 1)
     count = size if count < 1 else min(count, size)
@@ -58,7 +58,7 @@ def _top_k(op: Op) -> list[Value]:
 
 def _reshape(op: Op) -> Value:
     shape, codes, reverse = op.sizes(), op.integers("shape", ()), op.flag("reverse", False)
-    # In MXNet 0.x target_shape had 0 for the size to infer.
+    # In MXNet 0.x, 0 in target_shape was the size to infer.
     old_codes = tuple(size or -1 for size in op.integers("target_shape", ()))
     if op.flag("keep_highest", False) and old_codes:
         old_codes = (shape[0], *old_codes[1:])
@@ -71,9 +71,9 @@ def _reshape(op: Op) -> Value:
 def _resolve_shape(
     op: Op, shape: tuple[IrSize, ...], codes: Sequence[int], reverse: bool
 ) -> tuple[IrSize, ...]:
-    """Return the shape for MXNet's codes.
+    """Return the shape for MXNet's reshape codes.
 
-    0 keeps a size, -1 infers it, -2 keeps the rest, -3 joins two, -4 splits one into the two that follow.
+    0 keeps a size, -1 infers it, -2 keeps the rest, -3 joins two, -4 splits one into the two codes that follow.
     """
     if reverse:
         if -4 in codes:
@@ -98,10 +98,10 @@ def _resolve_shape(
 
 
 def _resolve_code(code: int, source: Iterator[IrSize], pending: Iterator[int]) -> Iterable[IrSize]:
-    """Return the sizes for one code, taking sizes of the data and the operands of the code.
+    """Return the sizes for one code; consume sizes of the data and operands of the code.
 
     Raises:
-        StopIteration: when there are not enough of them.
+        StopIteration: if too few are left.
     """
     match code:
         case 0:
@@ -120,7 +120,7 @@ def _resolve_code(code: int, source: Iterator[IrSize], pending: Iterator[int]) -
 
 
 def _reshape_like(op: Op) -> Value:
-    """`reshape_like`: replaces dimensions `lhs_begin:lhs_end` by `rhs_begin:rhs_end` of the second input."""
+    """Convert `reshape_like`: replace axes `lhs_begin:lhs_end` by the second input's `rhs_begin:rhs_end`."""
     left, right = (
         slice(op.optional_integer(f"{side}_begin"), op.optional_integer(f"{side}_end"))
         for side in ("lhs", "rhs")
@@ -166,7 +166,7 @@ def _stack(op: Op) -> Value:
 
 
 def _block_converter(operator: str) -> Converter:
-    """Return the converter of an operator that moves pixels of blocks to channels, or back."""
+    """Return the converter of DepthToSpace or SpaceToDepth."""
 
     def convert(op: Op) -> Value:
         op.expect_rank(4)
@@ -177,7 +177,7 @@ def _block_converter(operator: str) -> Converter:
 
 
 def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Value]:
-    """Return the data split along `axis` at `starts`, which begin with 0."""
+    """Split the data along `axis` at `starts`, which begin with 0."""
     squeeze, shape = op.flag("squeeze_axis", False), op.sizes()
     pieces = []
     for start, stop in zip(starts, [*starts[1:], shape[axis]], strict=True):
@@ -194,7 +194,7 @@ def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Value]:
 
 
 def _split_evenly(op: Op, axis: int, key: str) -> list[Value]:
-    """Return the data split along `axis` into as many parts as the attribute `key` says."""
+    """Split the data along `axis` into equal parts; the attribute `key` has their number."""
     size, count = op.size(axis), op.integer(key)
     if size % count:
         op.refuse(f"axis {axis} of size {size} cannot be split into {key}={count}")
@@ -221,7 +221,7 @@ def _repeat(op: Op) -> Value:
 
 
 def _tile(op: Op) -> Value:
-    """`tile`: the shorter one of shape and `reps` has ones before it."""
+    """Convert `tile`, which prepends ones to the shorter of shape and `reps`."""
     times = op.integers("reps")
     rank = max(op.rank(), len(times))
     data = op.graph.reshape(op[0], [1] * (rank - op.rank()) + list(op.sizes()))
@@ -293,7 +293,7 @@ def _slice(op: Op) -> Value:
 
 
 def _checked(op: Op, axis: int, part: slice) -> slice:
-    """Return a slice of an axis, which must have an element at all sizes."""
+    """Return a slice of an axis; refuse a slice that may be empty."""
     size, step = op.sizes()[axis], part.step or 1
     if not is_dynamic(size):
         if not range(*slice(part.start, part.stop, step).indices(size)):
@@ -325,7 +325,7 @@ def _slice_like(op: Op) -> Value:
 
 
 def _crop(op: Op) -> Value:
-    """`Crop`: a window of the last two axes, of size `h_w` or that of the second input."""
+    """Convert `Crop`: a window of the last two axes, with the size `h_w` or the second input's."""
     count = op.integer("num_args", len(op))
     window = op.sizes(1)[2:] if count == 2 else op.integers("h_w", (0, 0))
     offset: Sequence[IrSize] = op.integers("offset", (0, 0))
@@ -344,7 +344,7 @@ def _crop(op: Op) -> Value:
 
 
 def _gather(op: Op, data: Value, axis: int, index: int, mode: str) -> Value:
-    """Return entries of `data` along `axis`; the dimensions of the positions replace the axis."""
+    """Gather entries of `data` along `axis`; the shape of the indices (input `index`) replaces the axis."""
     shape = (*data.shape[:axis], *op.sizes(index), *data.shape[axis + 1 :])
     result = data._replace(shape=shape)
     return op.graph.add_own("Take", result, data.dtype, data, op[index], axis=axis, mode=mode)
@@ -385,7 +385,7 @@ def _pick(op: Op) -> Value:
 
 
 def _gather_nd(op: Op) -> Value:
-    """`gather_nd`: MXNet's indices have the coordinates on the first axis, those of ONNX on the last."""
+    """Convert `gather_nd`: coordinates are on the first axis of MXNet's indices, in ONNX on the last."""
     indices = op.graph.cast(op[1], "int64")
     indices = op.graph.transpose(indices, [*range(1, op.rank(1)), 0])
     ends = op.add("Add", indices, op.graph.integers(op.sizes()[: op.size(0, 1)]))
@@ -419,13 +419,13 @@ def _fill_like(value: float) -> Converter:
 
 
 def _arange_values(start: float, step: float, count: int, repeat: int, dtype: str) -> Any:
-    # MXNet computes each element from its index, in the dtype of the result.
+    # As in MXNet, each element is computed from its index, in the dtype of the result.
     steps = np.arange(count).astype(dtype) * np.dtype(dtype).type(step)
     return np.repeat(np.dtype(dtype).type(start) + steps, repeat).astype(dtype)
 
 
 def _arange(op: Op) -> Value:
-    """`arange`: without `stop`, from 0 to `start`; each value `repeat` times."""
+    """Convert `arange`: without `stop`, from 0 to `start`; each value `repeat` times."""
     start, step, repeat = op.number("start"), op.number("step", 1.0), op.integer("repeat", 1)
     if not step:
         op.refuse("its step is 0")
@@ -440,7 +440,7 @@ def _arange(op: Op) -> Value:
 
 
 def _arange_like(op: Op) -> Value:
-    """`contrib.arange_like`: as many values as the data or one of its axes has."""
+    """Convert `contrib.arange_like`: as many values as the data, or one of its axes, has elements."""
     axis, repeat = op.optional_integer("axis"), op.integer("repeat", 1)
     shape = op.sizes() if axis is None else (op.sizes()[op.axis(axis)],)
     total = math.prod(shape)

@@ -1,4 +1,4 @@
-"""Reads `symbol.json` and `.params` files of MXNet 0.8 to 1.9, without MXNet."""
+"""Reader of `symbol.json` and `.params` files of MXNet 0.8 to 1.9, without MXNet."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- the symbol
 
 
-# Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
+# Operators with three inputs and two auxiliary states, which files before MXNet 0.9 omit.
 _WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
 _MAX_NODES: Final = 100_000
-# A higher rank than NumPy's limit means that the bytes are not an array.
+# NumPy's limit; a higher rank means that the file is damaged.
 _MAX_RANK: Final = 32
 _MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
@@ -37,7 +37,7 @@ _OLDEST: Final = 800
 
 
 class Node(NamedTuple):
-    """One node: a variable when `op` is `null`. `inputs` are (node, output) pairs."""
+    """A node; a variable if `op` is `null`. `inputs` are (node, output) indices."""
 
     op: str
     name: str
@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """A graph in topological order, and its outputs as (node, output) pairs."""
+    """A graph in topological order, and its outputs as (node, output) indices."""
 
     nodes: tuple[Node, ...]
     heads: tuple[tuple[int, int], ...]
@@ -56,7 +56,7 @@ def read_symbol(path: Path) -> Symbol:
     """Return the graph in a symbol file.
 
     Raises:
-        ImportFailed: when it is not a symbol file, or damaged.
+        ImportFailed: if the file is damaged or not a symbol file.
     """
     size = path.stat().st_size
     if size > _MAX_BYTES:
@@ -84,7 +84,7 @@ def read_symbol(path: Path) -> Symbol:
 
 
 def read_shape(node: Node) -> tuple[int | str, ...] | None:
-    """Return the sizes of a variable in a symbol, empty names for unknown ones; None without any."""
+    """Return the shape of a variable with "" for unknown sizes, or None if the symbol has no shape."""
     try:
         value = ast.literal_eval(node.attrs.get("__shape__", "").replace("L", ""))
     except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
@@ -93,7 +93,7 @@ def read_shape(node: Node) -> tuple[int | str, ...] | None:
         return None
     if not all(isinstance(size, int) for size in value):
         return None
-    # 0 is unknown, and in NumPy's shapes -1
+    # 0 is an unknown size; with NumPy shape semantics, -1.
     return tuple(int(size) if size > 0 else "" for size in value)
 
 
@@ -105,28 +105,28 @@ def not_a_symbol(path: Path, reason: str) -> ImportFailed:
 
 
 def _node(raw: dict[str, Any]) -> Node:
-    # 0.8 has the attributes of the operator in `param` and those of the user in `attr`; later versions
-    # have all in `attr`, and then in `attrs`.
+    # MXNet 0.8 has operator attributes in `param` and user attributes in `attr`; later versions have both in
+    # `attr`, and newer versions in `attrs`.
     keys = ("param",) if "param" in raw else ("attr", "attrs")
     attrs: dict[str, str] = {}
     for key in keys:
         attrs.update({str(name): str(value) for name, value in (raw.get(key) or {}).items()})
     if not (isinstance(raw["op"], str) and isinstance(raw["name"], str)):
         raise TypeError("the operator or the name of a node is not a string")
-    # half a surrogate pair cannot be written to an ONNX model
+    # Raise for lone surrogates, which cannot be written to an ONNX model.
     "".join((raw["op"], raw["name"], *attrs, *attrs.values())).encode()
     return Node(raw["op"], raw["name"], attrs, tuple(_entry(entry) for entry in raw["inputs"]))
 
 
 def _entry(raw: list[int]) -> tuple[int, int]:
-    # [node, output] in old files, [node, output, version] in newer ones.
+    # Old files have [node, output], newer files [node, output, version].
     return int(raw[0]), int(raw[1])
 
 
 def _with_auxiliary_states(
     nodes: list[Node], heads: tuple[tuple[int, int], ...]
 ) -> tuple[list[Node], tuple[tuple[int, int], ...]]:
-    """Add variables for the states that old files omit (MXNet: `UpgradeJSON_000800_000900`)."""
+    """Add variables for auxiliary states that old files omit (MXNet: `UpgradeJSON_000800_000900`)."""
     upgraded: list[Node] = []
     moved: list[int] = []
     for node in nodes:
@@ -141,7 +141,7 @@ def _with_auxiliary_states(
 
 
 def _without_flat_axis(node: Node) -> Node:
-    """Remove axis -1 of argmax and argmin, which before 0.9.5 meant all axes.
+    """Remove axis -1 of argmax and argmin, which meant all axes before 0.9.5.
 
     See `UpgradeJSON_000904_000905` in MXNet.
     """
@@ -161,8 +161,6 @@ def _check_order(nodes: Sequence[Node], heads: Sequence[tuple[int, int]], path: 
 
 
 # ---------------------------------------------------------------- custom operators
-# They implement nodes of the type `Custom`.
-
 
 DOMAIN: Final = "mxnet"
 CUSTOM: Final = "Custom"
@@ -170,19 +168,19 @@ _TYPE: Final = "op_type"
 
 
 def find_operator(node: Node, operators: Operators) -> Operator | None:
-    """Return the operator of a recipe that implements a node; None for all but `Custom`."""
+    """Return the recipe's operator that implements a `Custom` node, or None."""
     if node.op != CUSTOM:
         return None
     return operators.find(DOMAIN, node.attrs.get(_TYPE, ""), 1)
 
 
 def label(node: Node) -> str:
-    """Return the operator of a node as messages name it, with the type of a `Custom`."""
+    """Return the operator of a node for messages, with the type of a `Custom`."""
     return f"{CUSTOM} ({node.attrs.get(_TYPE, '')})" if node.op == CUSTOM else node.op
 
 
 def count_outputs(symbol: Symbol, index: int) -> int:
-    """Return how many outputs of a node a symbol reads: it does not say how many there are."""
+    """Return the number of outputs of a node, as far as the graph reads them: symbols do not store it."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return 1 + max(
         (output for source, output in (*read, *symbol.heads) if source == index), default=0
@@ -208,8 +206,8 @@ def describe_node(
 
 
 # ---------------------------------------------------------------- the parameters
-# The layout is that of `NDArray::Save` and `NDArray::Load` in MXNet's `src/ndarray/ndarray.cc`.
-# Names are read without numpy, and without the values.
+# The format is defined by `NDArray::Save` and `NDArray::Load` in MXNet's `src/ndarray/ndarray.cc`.
+# Names can be read without numpy and without reading values.
 
 
 _FILE_MAGIC: Final = 0x112
@@ -228,14 +226,14 @@ class _Format(NamedTuple):
 _FORMATS: Final[dict[int, _Format]] = {
     0xF993FAC8: _Format(),  # MXNet 0.9: 64-bit dimensions
     0xF993FAC9: _Format(has_storage=True),  # 0.12: sparse arrays
-    # 1.5: NumPy's shapes, in which rank 0 is a scalar
+    # 1.5: NumPy shape semantics, in which rank 0 is a scalar
     0xF993FACA: _Format(has_storage=True, rank_code="i", no_value=-1),
 }
-# Name, and the number of index arrays that follow the values.
+# Storage type -> (name, number of index arrays after the values).
 _SPARSE: Final[dict[int, tuple[str, int]]] = {1: ("row-sparse", 1), 2: ("CSR", 2)}
 
 _BFLOAT16: Final = "bfloat16"
-# Dtypes with the bytes of an element, in the order of MXNet's numbers for them.
+# (dtype, bytes of an element) by MXNet's type number.
 _DTYPES: Final = (
     *(("float32", 4), ("float64", 8), ("float16", 2), ("uint8", 1), ("int32", 4), ("int8", 1)),
     *(("int64", 8), ("bool", 1), ("int16", 2), ("uint16", 2), ("uint32", 4), ("uint64", 8)),
@@ -245,7 +243,7 @@ _MAX_ELEMENTS: Final = 1 << 56
 
 
 class Weight(NamedTuple):
-    """An array of a checkpoint, mapped from the file, and its place there."""
+    """A memory-mapped array of a checkpoint, and its place in the file."""
 
     array: np.ndarray[Any, Any]
     place: Place
@@ -259,7 +257,7 @@ class _Stored(NamedTuple):
 
 
 class _Reader:
-    """Reads values from the start of a file's bytes; its errors name the file."""
+    """A sequential reader of a file; its errors name the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -270,7 +268,7 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int, what: str) -> memoryview:
-        """Return the next bytes; `what` names them in an error."""
+        """Return the next `size` bytes; errors call them `what`."""
         if size > len(self._data) - self.position:
             raise self.damaged(
                 f"it ends within {what}: {size} bytes are needed at byte {self.position}, "
@@ -280,7 +278,7 @@ class _Reader:
         return self._data[self.position - size : self.position]
 
     def number(self, code: str, what: str) -> int:
-        """Return the next number; `code` is its format in `struct`."""
+        """Return the next number; `code` is its `struct` format."""
         return self.numbers(code, 1, what)[0]
 
     def numbers(self, code: str, count: int, what: str) -> tuple[int, ...]:
@@ -307,7 +305,7 @@ def read_params(path: Path) -> dict[str, Weight]:
     """Return the arrays of a checkpoint by name, without the prefixes `arg:` and `aux:`.
 
     Raises:
-        ImportFailed: for a file that is truncated, of another kind, or has sparse arrays.
+        ImportFailed: if the file is truncated, of another kind, or has sparse arrays.
     """
     import numpy as np
 
@@ -326,12 +324,12 @@ def read_params(path: Path) -> dict[str, Weight]:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the arrays of a checkpoint, as `read_params` does."""
+    """Return the names of the arrays of a checkpoint, without `arg:` and `aux:`."""
     return tuple(_read_stored(path))
 
 
 def _read_stored(path: Path) -> dict[str, _Stored | str]:
-    """Return the arrays of a checkpoint by name, or why one is not supported."""
+    """Return name -> array of a checkpoint, or the reason why the array is not supported."""
     reader = _Reader(path)
     head = bytes(reader.take(min(8, path.stat().st_size), "its first number"))
     if head[:4] == b"PK\x03\x04":
@@ -369,9 +367,9 @@ def _read_name(reader: _Reader, index: int) -> str:
 
 
 def _read_array(reader: _Reader, what: str) -> _Stored | str:
-    """Return one array, or the reason why it is not supported, for the error that names it."""
+    """Return one array, or the reason why it is not supported."""
     magic = reader.number("I", what)
-    # Before 64-bit dimensions there was no magic number: the first element is the rank.
+    # Before 64-bit dimensions, there was no magic number, and the first value is the rank.
     form = _FORMATS.get(magic, _Format(dim_code="I"))
     storage = reader.number("i", what) if form.has_storage else 0
     if storage in _SPARSE:
@@ -389,7 +387,7 @@ def _read_array(reader: _Reader, what: str) -> _Stored | str:
 
 
 def _dtype(reader: _Reader, what: str) -> tuple[str, int]:
-    """Return the dtype of an array, and the bytes of an element."""
+    """Return the dtype of an array and the bytes of an element."""
     flag = reader.number("i", f"the type of {what}")
     if not 0 <= flag < len(_DTYPES):
         raise reader.damaged(f"{what} has the unknown type {flag}")
@@ -399,7 +397,7 @@ def _dtype(reader: _Reader, what: str) -> tuple[str, int]:
 def _shape(
     reader: _Reader, what: str, form: _Format, rank: int | None = None
 ) -> tuple[int, ...] | None:
-    """Return the shape, or None for an array without a value."""
+    """Return the shape of an array, or None if it has no value."""
     if rank is None:
         rank = reader.number(form.rank_code, f"the rank of {what}")
     if rank == form.no_value:
@@ -407,14 +405,14 @@ def _shape(
     if not 0 <= rank <= _MAX_RANK:
         raise reader.damaged(f"{what} cannot have {rank} dimensions")
     dims = reader.numbers(form.dim_code, rank, f"the shape of {what}")
-    # NumPy checks the size of an empty array as if none of its dimensions were 0.
+    # NumPy checks the size of an empty array as if its dimensions of 0 were 1.
     if any(dim < 0 for dim in dims) or math.prod(dim or 1 for dim in dims) > _MAX_ELEMENTS:
         raise reader.damaged(f"{what} has the shape {dims}")
     return dims
 
 
 def _skip_sparse(reader: _Reader, what: str, storage: int, form: _Format) -> str:
-    """Skip a sparse array, so that the names that follow can be read, and return why it is not supported."""
+    """Skip a sparse array, because names follow it; return why it is not supported."""
     name, index_arrays = _SPARSE[storage]
     stored = _shape(reader, what, form) or ()
     if _shape(reader, what, form) is not None:
@@ -423,7 +421,7 @@ def _skip_sparse(reader: _Reader, what: str, storage: int, form: _Format) -> str
         for _ in range(index_arrays):
             width = _dtype(reader, what)[1]
             sizes.append(width * math.prod(_shape(reader, what, form) or ()))
-        # The values come first, then the index arrays.
+        # Values are stored before the index arrays.
         for size in sizes:
             reader.take(size, what)
     return f"its storage is {name}"

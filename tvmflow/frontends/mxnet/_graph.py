@@ -1,4 +1,4 @@
-"""Converts an MXNet symbol to ONNX, node by node, and imports it."""
+"""Conversion of an MXNet symbol to ONNX, and its import."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arrays.CONVERTERS,
     **_layers.CONVERTERS,
 }
-"""Converters by the names of operators; defaults of attributes are those of MXNet 1.9's operator definitions."""
+"""Operator -> converter; attributes have the defaults of MXNet 1.9."""
 
 _log = logging.getLogger(__name__)
 
-# Operators whose second input is the label, which inference does not read.
+# Operators with a label as second input, which inference ignores.
 _LABELLED: Final = frozenset(
     "LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput Softmax "
     "SoftmaxOutput".split()
 )
-# Operators whose second input is gamma, which counts as 1 where it is fixed.
+# Operators with gamma as second input, which is 1 with `fix_gamma`.
 _BATCH_NORMS: Final = frozenset(
     "BatchNorm BatchNorm_v1 CuDNNBatchNorm _contrib_BatchNormWithReLU "
     "_contrib_SyncBatchNorm".split()
@@ -56,7 +56,7 @@ _OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in 
        from tvmflow.custom_operators import operator
        @operator(OP_TYPE, domain="mxnet")
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
-# The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …
+# MXNet's names of the outputs of operators with several; others have `output0`, `output1`, …
 _WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_WITH_VARIANCE, ("output", "mean", "var")),
@@ -69,13 +69,13 @@ _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
 _NUMBERED: Final = frozenset(
     "SliceChannel _contrib_box_nms _split_v2 amp_multicast sort split".split()
 )
-"""Operators whose outputs MXNet numbers; hidden outputs count."""
+"""Operators with numbered outputs in MXNet; hidden outputs count."""
 
 
 def build(
     symbol: Symbol, params: Mapping[str, Weight], call: ImportCall, operators: Operators
 ) -> LoadedModel:
-    """Return the model of a symbol; inner tensors come after its outputs."""
+    """Return the imported model of a symbol; inner tensors follow its outputs."""
     output_count = len(symbol.heads)
     symbol = _with_heads(symbol, call.tensors)
     live = _live_nodes(symbol)
@@ -104,7 +104,7 @@ def build(
 
 
 class _Conversion(NamedTuple):
-    """A symbol to convert, and the graph that it becomes."""
+    """The conversion of a symbol to an ONNX graph."""
 
     symbol: Symbol
     operators: Operators
@@ -112,7 +112,7 @@ class _Conversion(NamedTuple):
     custom: CustomNodes
 
     def convert(self, live: Sequence[int], variables: Mapping[str, Value]) -> list[Value]:
-        """Convert the nodes that inference needs, in order, and return the outputs."""
+        """Convert the nodes `live` in order, and return the outputs."""
         values: dict[int, list[Value]] = {}
         for index in live:
             node = self.symbol.nodes[index]
@@ -156,7 +156,7 @@ class _Conversion(NamedTuple):
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
-    """Return the symbol with further outputs, by their names in MXNet's `get_internals`."""
+    """Add inner tensors, given by their names in MXNet's `get_internals`, to a symbol's outputs."""
     outputs = set(_output_names(symbol))
     added = [name for name in tensors if name not in outputs]
     if not added:
@@ -175,7 +175,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
 
 
 def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
-    """Return the node and the output of each inner tensor that a node reads: there, a model can be cut."""
+    """Return name -> (node, output) of each inner tensor that a node reads, where a model can be split."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return {
         _output_name(symbol.nodes[index], output): (index, output)
@@ -185,7 +185,7 @@ def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
 
 
 def list_tensors(symbol: Symbol) -> dict[str, str]:
-    """Return the inner tensors that inference computes, in its order, with the node of each."""
+    """Return inner tensor -> node name, in the order of inference."""
     live, outputs = set(_live_nodes(symbol)), set(_output_names(symbol))
     entries = sorted((entry, name) for name, entry in _find_internals(symbol).items())
     return {
@@ -196,7 +196,7 @@ def list_tensors(symbol: Symbol) -> dict[str, str]:
 
 
 def _output_names(symbol: Symbol) -> list[str]:
-    """Return the names of MXNet's `Symbol.list_outputs`, with a number where a name is repeated."""
+    """Return the names of MXNet's `Symbol.list_outputs`; repeated names are numbered."""
     names = (_output_name(symbol.nodes[index], output) for index, output in symbol.heads)
     return list(number_repeated(names))
 
@@ -218,7 +218,7 @@ def _reads(node: Node, position: int) -> bool:
 
 
 def _live_nodes(symbol: Symbol) -> list[int]:
-    """Return the nodes that the outputs depend on in inference, in the order of the graph."""
+    """Return the indices of nodes that the outputs need in inference, in topological order."""
     live: set[int] = set()
     pending = [index for index, _ in symbol.heads]
     while pending:
@@ -255,7 +255,7 @@ def _check_operators(symbol: Symbol, live: Sequence[int], operators: Operators) 
 def _check_names(
     symbol: Symbol, live: Sequence[int], params: Mapping[str, object], inputs: Sequence[TensorSpec]
 ) -> None:
-    """Check that each variable is an input or a parameter, and each input of the recipe a variable."""
+    """Check that each variable is an input or a parameter, and that each recipe input is a variable."""
     variables = [symbol.nodes[i].name for i in live if symbol.nodes[i].op == "null"]
     all_variables = {node.name for node in symbol.nodes if node.op == "null"}
     recipe_inputs = {spec.name for spec in inputs}
@@ -292,6 +292,6 @@ def _convert(node: Node, op: Op) -> list[Value]:
     except DynamicShapeProblem as error:
         op.refuse(str(error), fix=DYNAMIC_FIX)
     except Exception as error:
-        # ONNX, TVM and NumPy raise many kinds of errors for shapes, types or values that do not fit.
+        # ONNX, TVM and NumPy raise many kinds of errors for wrong shapes, types or values.
         reason = explain_failure(error, op.shapes_text())
         op.refuse(reason, fix="correct the model, or end it before this operator")

@@ -1,4 +1,4 @@
-"""Converters of layers over images and sequences, such as convolution and pooling."""
+"""Converters of layers, such as convolution, pooling, normalization and detection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _kernel(op: Op) -> tuple[int, ...]:
 
 
 def _with_bias(op: Op, filters: int, *, no_bias: bool) -> list[Value]:
-    """Return the bias of each filter, unless `no_bias` (by default as given here) is set."""
+    """Return the bias as a list, which is empty if the attribute `no_bias` is set (default as given)."""
     return [] if op.flag("no_bias", no_bias) else [op.expect_shape(2, (filters,))]
 
 
@@ -46,7 +46,7 @@ def _convolution(op: Op) -> Value:
 
 
 def _fully_connected(op: Op) -> Value:
-    """`FullyConnected`: data · weightᵀ + bias; `flatten` joins all axes but the first."""
+    """Convert `FullyConnected`: data · weightᵀ + bias; `flatten` joins all axes except the first."""
     data, rest = op[0], op.sizes()[-1:]
     if op.flag("flatten", True) and op.rank() != 2:
         rest = op.sizes()[1:]
@@ -62,7 +62,7 @@ def _fully_connected(op: Op) -> Value:
 
 
 def _deconvolution(op: Op) -> Value:
-    """`Deconvolution`: a transposed convolution; its weight is (input channels, filters / groups, kernel)."""
+    """Convert `Deconvolution`, with weights (input channels, filters / groups, kernel)."""
     kernel = _kernel(op)
     dims = len(kernel)
     filters, groups = op.integer("num_filter"), op.integer("num_group", 1)
@@ -92,7 +92,7 @@ def _deconvolution_padding(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return padding and output padding of each dimension.
 
-    They follow from `target_shape` where it is set (MXNet: DeconvolutionParam::InferPad).
+    `target_shape` determines them if it is set (MXNet: DeconvolutionParam::InferPad).
     """
     target, dims = op.integers("target_shape", ()), len(kernel)
     if not any(target):
@@ -122,7 +122,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Value:
     else:
         kernel, stride, before, convention = _read_windows(op, dims)
         out = tuple(map(_OUTPUT_SIZES[convention], size, kernel, stride, before))
-    # Zeros after the data complete the last window, so that no rounding mode is needed.
+    # Padding after the data completes the last window, so that the rounding mode does not matter.
     after = tuple(
         max((o - 1) * s + k - n - b, 0)
         for o, s, k, n, b in zip(out, stride, kernel, size, before, strict=True)
@@ -137,7 +137,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Value:
 
 
 def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Value:
-    """Pool images of dynamic size: the divisor must be the same at all sizes."""
+    """Pool images of dynamic size; the divisor of averages must not depend on the size."""
     dims, size = spatial_rank(op), op.sizes()[2:]
     kind = op.choice("pool_type", "max", tuple(pools))
     op.ignore("p_value", "count_include_pad")
@@ -171,7 +171,7 @@ def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Value:
 def _read_windows(
     op: Op, dims: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]:
-    """Return kernel, stride and padding of each dimension, and how their number is rounded."""
+    """Return kernel, stride and padding of each dimension, and the rounding convention."""
     if not op.has("kernel"):
         op.refuse("the attribute kernel is missing")
     kernel = per_axis(op, "kernel", dims, 1)
@@ -180,7 +180,7 @@ def _read_windows(
 
 
 class _Windows(NamedTuple):
-    """The windows of a pooling: one value for each spatial dimension, `out` of them in total."""
+    """Pooling windows, with one value for each spatial dimension; `out` is the number of windows."""
 
     size: tuple[IrSize, ...]
     kernel: tuple[int, ...]
@@ -190,17 +190,17 @@ class _Windows(NamedTuple):
     out: tuple[IrSize, ...]
 
     def pool(self, op: Op, operator: str, data: Value, **options: int) -> Value:
-        """Return the result of a pooling operator over these windows."""
+        """Add a pooling operator over these windows."""
         pads = self.before + self.after
         shape = {"kernel_shape": self.kernel, "strides": self.stride, "pads": pads}
         return op.add(operator, data, **shape, **options)
 
     def mean(self, op: Op) -> Value:
-        """Return the mean of each window of the data, in which padding counts as zeros."""
+        """Return the mean of each window, in which padding counts as zeros."""
         return self.pool(op, "AveragePool", op[0], count_include_pad=1)
 
     def counts(self, padded: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
-        """Return how many positions of each window lie within the data and `padded` positions around it."""
+        """Return the number of positions of each window inside the data and its padding `padded`."""
         counts = np.ones((), dtype)
         for n, k, s, b, o, p in zip(
             self.size, self.kernel, self.stride, self.before, self.out, padded, strict=True
@@ -212,7 +212,7 @@ class _Windows(NamedTuple):
 
 
 def _average_pool(op: Op, windows: _Windows) -> Value:
-    """Divide by the positions within the data and its declared padding; `full` convention adds none."""
+    """Return averages over data and declared padding, without padding of the `full` convention."""
     padded = windows.before if op.flag("count_include_pad", True) else (0,) * len(windows.kernel)
     op.check_constant(math.prod(max(int(count), 1) for count in windows.out))
     counts = windows.counts(padded, op.dtype())
@@ -241,11 +241,11 @@ _POOLS: Final[dict[str, _Pool]] = {
     "sum": lambda op, windows: op.add("Mul", windows.mean(op), math.prod(windows.kernel)),
     "lp": _lp_pool,
 }
-# `Pooling_v1` divides every average by the size of the full window, also at the border.
+# `Pooling_v1` divides every sum by the full window size, also at the border.
 _POOLS_V1: Final[dict[str, _Pool]] = {**_POOLS, "avg": lambda op, windows: windows.mean(op)}
 
 
-# The number of windows by convention: (size, kernel, stride, padding) -> count.
+# Convention -> number of windows for (size, kernel, stride, padding).
 _OUTPUT_SIZES: Final[dict[str, Callable[[int, int, int, int], int]]] = {
     "valid": lambda n, k, s, p: (n + 2 * p - k) // s + 1,
     "full": lambda n, k, s, p: -((k - n - 2 * p) // s) + 1,
@@ -253,7 +253,7 @@ _OUTPUT_SIZES: Final[dict[str, Callable[[int, int, int, int], int]]] = {
 
 
 def _adaptive_avg_pooling(op: Op) -> Value:
-    """`contrib.AdaptiveAvgPooling2D`: a single number in `output_size` is for both dimensions."""
+    """Convert `contrib.AdaptiveAvgPooling2D`; a single number in `output_size` is for both dimensions."""
     op.expect_rank(4)
     size = op.integers("output_size", (1,)) or (1,)
     size = size if len(size) == 2 else size * 2
@@ -265,14 +265,14 @@ def _adaptive_avg_pooling(op: Op) -> Value:
 
 
 def gamma_is_fixed(attrs: Mapping[str, str]) -> bool:
-    """Return whether gamma counts as 1, whatever the checkpoint has: BatchNorm's default."""
+    """Return whether gamma is 1 regardless of the checkpoint, which is BatchNorm's default."""
     return str(attrs.get("fix_gamma", "True")).lower() in ("true", "1")
 
 
 def _batch_norm(op: Op) -> Value:
-    """`BatchNorm`: `data · s + (beta − mean · s)` with `s = gamma / sqrt(var + eps)`.
+    """Convert `BatchNorm`: `data · s + (beta − mean · s)` with `s = gamma / sqrt(var + eps)`.
 
-    s and the second part depend on weights only, and are computed at once.
+    `s` and the second term depend only on weights, so constant folding computes them.
     """
     axis = op.axis(op.integer("axis", 1))
     op.ignore("fix_gamma", "use_global_stats", "output_mean_var")
@@ -304,7 +304,7 @@ def _instance_norm(op: Op) -> Value:
 
 
 def _group_norm(op: Op) -> Value:
-    """`GroupNorm`: gamma and beta have one value per group (MXNet up to 1.9) or per channel (later Gluon)."""
+    """Convert `GroupNorm`; gamma and beta are per group (MXNet up to 1.9) or per channel (later Gluon)."""
     op.ignore("output_mean_var")
     shape, groups = op.sizes(), op.integer("num_groups", 1)
     channels, graph = op.size(1), op.graph
@@ -331,14 +331,14 @@ _L2_AXES: Final[dict[str, Callable[[int], range]]] = {
 
 
 def _l2_normalization(op: Op) -> Value:
-    """`L2Normalization`: `x / sqrt(Σ x² + eps)` over each instance, its channels or its positions."""
+    """Convert `L2Normalization`: `x / sqrt(Σ x² + eps)` over each instance, channel or position."""
     axes = op.lookup("mode", "instance", _L2_AXES)(op.rank())
     total = op.reduce("ReduceSumSquare", op[0], axes, keep=True)
     return op.add("Div", op[0], op.add("Sqrt", op.add("Add", total, op.number("eps", 1e-10))))
 
 
 def _lrn(op: Op) -> Value:
-    """`LRN`: `x / (knorm + alpha · mean of x² over nsize channels)^beta`."""
+    """Convert `LRN`: `x / (knorm + alpha · mean of x² over nsize channels)^beta`."""
     size = op.integer("nsize")
     if size % 2 == 0:
         op.refuse(f"nsize={size} is even")
@@ -351,7 +351,7 @@ def _lrn(op: Op) -> Value:
 
 
 def _repeat_pixels(op: Op, value: Value, times: Sequence[int]) -> Value:
-    """Return images with repeated rows and columns, in operators that fuse with others."""
+    """Repeat rows and columns of images, using operators that can be fused."""
     batch, channels, height, width = value.shape
     rows, columns = times
     apart = op.graph.reshape(value, (batch, channels, height, 1, width, 1))
@@ -361,7 +361,7 @@ def _repeat_pixels(op: Op, value: Value, times: Sequence[int]) -> Value:
 
 
 def _up_sampling(op: Op) -> Value:
-    """`UpSampling`: repeats each pixel so that all inputs get the size of the first one times `scale`."""
+    """Convert `UpSampling`: repeat pixels, so that all inputs get the first input's size times `scale`."""
     scale = op.integer("scale")
     kind = op.choice("sample_type", "", ("nearest", "bilinear"))
     if kind == "bilinear":
@@ -384,7 +384,7 @@ def _up_sampling(op: Op) -> Value:
 
 
 def _up_sampling_bilinear(op: Op, scale: int) -> Value:
-    """Bilinear `UpSampling`: a deconvolution with one (learned) filter per channel, as in MXNet."""
+    """Convert bilinear `UpSampling`, in MXNet a depthwise deconvolution with learned filters."""
     op.ignore("multi_input_mode", "num_args")
     channels = op.size(1)
     if op.integer("num_filter", channels) != channels:
@@ -402,7 +402,7 @@ def _up_sampling_bilinear(op: Op, scale: int) -> Value:
     )
 
 
-# Output size for an input size and a scale, in the modes of BilinearResize2D that need no `like`.
+# Mode of BilinearResize2D -> output size for an input size and a scale.
 _RESIZED_SIZES: Final[dict[str, Callable[[int, float], int]]] = {
     "odd_scale": lambda n, scale: int(n * scale) if n % 2 == 0 else int((n - 1) * scale) + 1,
     "to_even_down": lambda n, _: n - n % 2,
@@ -413,7 +413,7 @@ _RESIZED_SIZES: Final[dict[str, Callable[[int, float], int]]] = {
 
 
 def _bilinear_resize(op: Op) -> Value:
-    """`contrib.BilinearResize2D`: the output size comes from size, scale, another tensor or parity."""
+    """Convert `contrib.BilinearResize2D`, whose output size is given by size, scale, tensor or parity."""
     mode = op.choice("mode", "size", ("size", "like", *_RESIZED_SIZES))
     size = op.sizes()[2:]
     scales = [op.number(key, 0.0) for key in ("scale_height", "scale_width")]
@@ -441,7 +441,7 @@ def _sample(op: Op, grid: Value) -> Value:
 
 
 def _spatial_transformer(op: Op) -> Value:
-    """`SpatialTransformer`: samples the data on an affine grid, with one matrix per instance."""
+    """Convert `SpatialTransformer`: sample the data on an affine grid, with one matrix per instance."""
     op.choice("transform_type", "", ("affine",))
     op.choice("sampler_type", "", ("bilinear",))
     size = op.integers("target_shape", (0, 0))
@@ -457,7 +457,7 @@ def _spatial_transformer(op: Op) -> Value:
 
 
 def _roi_align(op: Op) -> Value:
-    """`contrib.ROIAlign`: the average of bilinear samples in each cell of a region."""
+    """Convert `contrib.ROIAlign`: the average of bilinear samples in each cell of a region."""
     op.require("position_sensitive", "false", "only the form without it can be imported")
     op.require("aligned", "false", "TVM's and MXNet's results differ")
     if (columns := op.size(-1, 1)) != 5:
@@ -492,7 +492,7 @@ _FORMATS: Final = ("corner", "center")
 
 
 def _multibox_prior(op: Op) -> Value:
-    """Convert `MultiBoxPrior`: at each position, all sizes with ratio 0, then size 0 with the others."""
+    """Convert `MultiBoxPrior`: per position, all sizes with ratio 0, then size 0 with other ratios."""
     height, width = op.size(2), op.size(3)
     sizes = np.array(op.numbers("sizes", (1.0,)), "float32")
     ratios = np.sqrt(np.array(op.numbers("ratios", (1.0,)), "float32"))
@@ -515,7 +515,7 @@ def _multibox_prior(op: Op) -> Value:
 
 
 def _columns(op: Op, value: Value, start: int = 0, count: int = 4) -> list[Value]:
-    """Return columns of the last axis, each of size 1."""
+    """Split `count` columns, each of size 1, off the last axis."""
     axis = value.rank - 1
     return [op.graph.cut(value, {axis: slice(i, i + 1)}) for i in range(start, start + count)]
 
@@ -537,7 +537,7 @@ def _to_corners(op: Op, center: list[Value]) -> list[Value]:
 def _decode_boxes(
     op: Op, deltas: list[Value], anchors: list[Value], scales: tuple[float, ...]
 ) -> list[Value]:
-    """Return the corners of boxes that are encoded relative to anchors (x, y, width, height)."""
+    """Decode boxes relative to anchors (x, y, width, height); return corners."""
     scaled = [op.add("Mul", delta, scale) for delta, scale in zip(deltas, scales, strict=True)]
     center = [
         op.add("Add", op.add("Mul", delta, size), middle)
@@ -551,7 +551,7 @@ def _decode_boxes(
 
 
 def _box_decode(op: Op) -> Value:
-    """`box_decode`: corners of boxes that are encoded relative to anchors."""
+    """Convert `box_decode`: corners of boxes that are encoded relative to anchors."""
     anchors = _columns(op, op[1])
     if op.choice("format", "center", _FORMATS) == "corner":
         anchors = _to_center(op, anchors)
@@ -559,7 +559,7 @@ def _box_decode(op: Op) -> Value:
     limit = op.number("clip", -1.0)
     deltas = _columns(op, op[0])
     if limit > 0:
-        # MXNet limits the scaled logarithms of width and height.
+        # MXNet clips the scaled logarithms of width and height.
         for index in (2, 3):
             deltas[index] = op.add("Min", op.add("Mul", deltas[index], scales[index]), limit)
         scales = (scales[0], scales[1], 1.0, 1.0)
@@ -567,7 +567,7 @@ def _box_decode(op: Op) -> Value:
 
 
 def _box_iou(op: Op) -> Value:
-    """`box_iou`: intersection over union of all boxes of the first input with all of the second."""
+    """Convert `box_iou`: intersection over union of all pairs of boxes of both inputs."""
     first, second = (math.prod(op.sizes(index)[:-1]) for index in (0, 1))
     a, a_area = _corners_and_area(op, 0, (first, 1, 4))
     b, b_area = _corners_and_area(op, 1, (1, second, 4))
@@ -583,7 +583,7 @@ def _box_iou(op: Op) -> Value:
 
 
 def _corners_and_area(op: Op, index: int, shape: tuple[IrSize, ...]) -> tuple[list[Value], Value]:
-    """Return corners and areas of the boxes in an input; boxes of negative size have the area 0."""
+    """Return corners and areas of an input's boxes; boxes of negative size have area 0."""
     corners = _columns(op, op.graph.reshape(op[index], shape))
     if op.choice("format", "corner", _FORMATS) == "center":
         sizes = corners[2:]
@@ -595,16 +595,16 @@ def _corners_and_area(op: Op, index: int, shape: tuple[IrSize, ...]) -> tuple[li
 
 
 def _order_candidates(op: Op, valid: Value, score: Value) -> tuple[Value, Value]:
-    """Return indices by descending score, invalid ones last, and the number of valid ones per image."""
+    """Return indices by descending score with invalid candidates last, and the valid count per image."""
     keys = op.add("Where", valid, score, op.scalar(-math.inf))
     count = op.reduce("ReduceSum", op.graph.cast(valid, "int32"), [1], keep=False)
     return op.graph.add_own("ArgSort", keys, "int32", keys, axis=1, descending=1), count
 
 
 def _multibox_detection(op: Op) -> Value:
-    """`MultiBoxDetection`: rows of (class, score, left, top, right, bottom), class -1 if there is none.
+    """Convert `MultiBoxDetection`: rows of (class, score, left, top, right, bottom).
 
-    The class is the best of 1, 2, …, minus one: MXNet does not read `background_id`.
+    The class is the best of 1, 2, …, minus one, because MXNet ignores `background_id`; -1 means no object.
     """
     op.ignore("background_id")
     batch, _, anchors = op.sizes()
@@ -621,7 +621,7 @@ def _multibox_detection(op: Op) -> Value:
     top = max(top, 0) if suppresses else 0
     equal = op.filled(0.0, score.shape, op.dtype())
     order, count = _order_candidates(op, valid, score if suppresses else equal)
-    # MXNet first writes valid candidates in the order of the data. That is only seen beyond the top k.
+    # MXNet first writes valid candidates in data order, which is visible only beyond the top k.
     written = _order_candidates(op, valid, equal)[0] if top else order
     return op.graph.add_own(
         "MultiboxDetection",
@@ -634,7 +634,7 @@ def _multibox_detection(op: Op) -> Value:
 
 
 def _multibox_candidates(op: Op) -> tuple[Value, Value, Value]:
-    """Return class, score and corners of every anchor as rows, the scores, and which are valid."""
+    """Return rows of class, score and corners for every anchor, the scores, and the mask of valid anchors."""
     batch, _, anchors = op.sizes()
     scales = op.numbers("variances", (0.1, 0.1, 0.2, 0.2))
     if len(scales) != 4:
@@ -656,7 +656,7 @@ def _multibox_candidates(op: Op) -> tuple[Value, Value, Value]:
 
 
 def _box_nms(op: Op) -> Value:
-    """`box_nms`: the rows that are kept, by falling score, then rows of -1."""
+    """Convert `box_nms`: kept rows by descending score, then rows of -1."""
     shape = op.sizes()
     n, width = op.fixed(shape[-2:])
     batch = math.prod(shape[:-2])
@@ -685,7 +685,7 @@ def _box_nms(op: Op) -> Value:
     score = column(score_column)
     valid = op.add("Greater", score, min_score)
     if class_column >= 0:
-        # MXNet also excludes the class -1, the default of background_id.
+        # MXNet excludes the background class even for its default -1.
         is_other = op.add("Not", op.add("Equal", column(class_column), background))
         valid = op.add("And", valid, is_other)
     order, count = _order_candidates(op, valid, score)
@@ -704,10 +704,7 @@ def _box_nms(op: Op) -> Value:
 
 
 def _convert_format(op: Op, rows: Value, first: int, width: int, out_format: str) -> Value:
-    """Return rows with boxes in the other format.
-
-    MXNet does not convert boxes whose first coordinate is negative.
-    """
+    """Convert boxes in rows to another format; like MXNet, skip boxes with a negative first coordinate."""
     coordinates = _columns(op, rows, first)
     convert = {"center": _to_center, "corner": _to_corners}[out_format]
     converted = op.add("Concat", *convert(op, coordinates), axis=2)

@@ -1,7 +1,7 @@
-"""One MXNet operator as its converter sees it: typed attributes, inputs with known shapes, refusals.
+"""An MXNet operator for its converter: typed attributes, inputs with known shapes, refusals.
 
-A converter is a function from `Op` to the value of its output, or a list of them.
-An attribute that the converter does not read is an error (`Op.check_all_read`).
+A converter is a function from `Op` to an output value or a list of them. Attributes that a converter does not read are
+errors (`Op.check_all_read`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Converter = Callable[["Op"], "Value | list[Value]"]
 
 _Value = TypeVar("_Value")
 
-# They change speed, memory or training, not the result.
+# Attributes that change speed, memory or training, but not the result.
 _WITHOUT_EFFECT: Final = frozenset(
     {"workspace", "cudnn_tune", "cudnn_off", "cudnn_algo_verbose", "momentum", "ctx"}
 )
-# Attributes for the optimizer and the scheduler, which any operator may have.
+# Attributes for the optimizer and the scheduler, allowed on any operator.
 _USER_KEYS: Final = ("lr_mult", "wd_mult", "ctx_group", "force_mirroring", "mirror_stage")
 _FLAGS: Final = {"true": True, "false": False, "1": True, "0": False}
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 25
@@ -36,13 +36,13 @@ _REQUIRED: Final[Any] = object()
 
 
 def shown(sizes: Sequence[IrSize]) -> str:
-    """Return a shape for messages, as MXNet writes it."""
+    """Return a shape for messages in MXNet's notation."""
     text = shape_text(sizes)[1:-1]
     return f"({text},)" if len(sizes) == 1 else f"({text})"
 
 
 class Op:
-    """A node, its inputs (None for inputs that inference ignores), and the graph being built."""
+    """A node, its inputs (None if inference ignores them), and the graph being built."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class Op:
         return self._inputs[index] is not None
 
     def all_inputs(self) -> list[Value]:
-        """Return all inputs of an operator with any number of them; `num_args` must agree."""
+        """Return all inputs of a variadic operator; `num_args` must agree."""
         count = self.integer("num_args", len(self))
         if count != len(self):
             self.refuse(f"num_args is {count}, but it has {count_text(len(self), 'input')}")
         return [self[index] for index in range(count)]
 
     def sizes(self, index: int = 0) -> tuple[IrSize, ...]:
-        """Return the sizes of an input; dynamic ones are expressions of the dimensions."""
+        """Return the sizes of an input; dynamic sizes are expressions of dimensions."""
         return self[index].shape
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of an input, which must be fixed."""
+        """Return the shape of an input; refuse dynamic sizes."""
         return self.fixed(self.sizes(index), index)
 
     def size(self, axis: int, index: int = 0) -> int:
@@ -95,7 +95,7 @@ class Op:
         return size
 
     def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
-        """Return sizes that this operator needs as constants; they follow from the input `index`."""
+        """Return sizes that must be constant; otherwise refuse them, naming the input `index`."""
         if any(map(is_dynamic, sizes)):
             self.refuse(
                 f"{unfixed_text(sizes)}; "
@@ -116,19 +116,19 @@ class Op:
         return self[index].dtype
 
     def expect_rank(self, rank: int) -> None:
-        """Refuse data of another number of dimensions."""
+        """Refuse data of another rank."""
         if self.rank() != rank:
             self.refuse(f"its data has {self.rank()} dimensions, {rank} are needed")
 
     def axis(self, value: int, rank: int | None = None) -> int:
-        """Return an axis as a non-negative number; without `rank`, an axis of the first input."""
+        """Return a non-negative axis for `rank`, by default the rank of the first input."""
         rank = self.rank() if rank is None else rank
         if not -rank <= value < rank:
             self.refuse(f"axis {value} is out of range for {rank} dimensions")
         return value % rank
 
     def expect_shape(self, index: int, shape: tuple[IrSize, ...]) -> Value:
-        """Return an input, which must have this shape."""
+        """Return an input; refuse another shape."""
         if not self.ranges.are_equal(actual := self.sizes(index), shape):
             self.refuse(
                 f"its input {quoted(self._input_names[index])} has the shape {shown(actual)}, but {shown(shape)} is needed "
@@ -178,7 +178,7 @@ class Op:
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
         """Return an integer attribute that may be None."""
         if self._attrs.get(key) in _NONE:
-            # A None in the symbol replaces the default.
+            # None in the symbol overrides the default.
             self.ignore(key)
             return None
         return self._parsed(key, default, int, "an integer")
@@ -187,14 +187,14 @@ class Op:
         return self._parsed(key, default, _number, "a number")
 
     def choice(self, key: str, default: str, supported: Sequence[str]) -> str:
-        """Return a string attribute that must have one of the supported values."""
+        """Return a string attribute; refuse values that are not in `supported`."""
         value = self._parsed(key, default, str, "a string")
         if value not in supported:
             self.refuse(f"{key}={quoted(value)} is not supported, only {', '.join(supported)}")
         return value
 
     def lookup(self, key: str, default: str, table: Mapping[str, _Value]) -> _Value:
-        """Return the entry of a table for a string attribute."""
+        """Return the entry of `table` for a string attribute; refuse other values."""
         return table[self.choice(key, default, tuple(table))]
 
     def integers(self, key: str, default: tuple[int, ...] = _REQUIRED) -> tuple[int, ...]:
@@ -214,13 +214,13 @@ class Op:
         return self._parsed(key, _REQUIRED, parse, "a tuple of integers")
 
     def require(self, key: str, value: str, reason: str) -> None:
-        """Refuse other values of an attribute than `value`, which is its default."""
+        """Refuse values of an attribute other than its default `value`."""
         text = self._raw(key)
         if text is not None and text.lower() != value.lower():
             self.refuse(f"{key}={quoted(text)} is not supported: {reason}")
 
     def ignore(self, *keys: str) -> None:
-        """Mark attributes as read that do not matter in inference."""
+        """Mark attributes that do not matter in inference as read."""
         self._read.update(keys)
 
     def check_all_read(self) -> None:
@@ -239,7 +239,7 @@ class Op:
     # -- results ---------------------------------------------------------------------------
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
-        """Add a node of ONNX; numbers become constants with the dtype of the first value."""
+        """Add an ONNX node; numbers become constants with the dtype of the first value."""
         return self.graph.add(operator, *operands, **attributes)
 
     def scalar(self, value: float, dtype: str | None = None) -> Value:
@@ -247,11 +247,11 @@ class Op:
         return self.graph.number(value, dtype or self.dtype())
 
     def filled(self, value: float, shape: Sequence[IrSize], dtype: str) -> Value:
-        """Return a tensor with the same value everywhere."""
+        """Return a tensor filled with a value."""
         return self.add("Expand", self.scalar(value, dtype), self.graph.integers(shape))
 
     def along(self, vector: Value, axis: int) -> Value:
-        """Return a vector, reshaped so that it broadcasts along an axis of the first input."""
+        """Reshape a vector to broadcast along an axis of the first input."""
         shape: list[IrSize] = [1] * self.rank()
         shape[axis] = vector.shape[0]
         return self.graph.reshape(vector, shape)
@@ -261,7 +261,7 @@ class Op:
         return self.add(operator, value, self.graph.integers(axes), keepdims=int(keep))
 
     def check_constant(self, elements: int) -> None:
-        """Refuse to make a constant that would fill the memory."""
+        """Refuse a constant with too many elements."""
         if elements > _MAX_CONSTANT_ELEMENTS:
             self.refuse(
                 f"it makes a constant of {elements:,} elements, and the limit is {_MAX_CONSTANT_ELEMENTS:,}"
@@ -291,7 +291,7 @@ _DATA_LAYOUTS: Final = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def spatial_rank(op: Op) -> int:
-    """Return the number of spatial dimensions of the data, which must have the layout N C spatial."""
+    """Return the number of spatial dimensions of data; refuse layouts other than N, C, spatial."""
     dims = op.rank() - 2
     if dims not in _DATA_LAYOUTS:
         op.refuse(f"its data has {op.rank()} dimensions, 3 to 5 are supported")
@@ -301,7 +301,7 @@ def spatial_rank(op: Op) -> int:
 
 
 def per_axis(op: Op, key: str, dims: int, default: int) -> tuple[int, ...]:
-    """Return an attribute with one value for each spatial dimension; an empty tuple counts as not set."""
+    """Return an attribute with one value for each spatial dimension; an empty tuple means the default."""
     values = op.integers(key, ()) or (default,) * dims
     if len(values) != dims:
         values_text = count_text(len(values), "value")
@@ -310,4 +310,4 @@ def per_axis(op: Op, key: str, dims: int, default: int) -> tuple[int, ...]:
 
 
 DTYPES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-"""The data types that an attribute can choose for a result."""
+"""The supported values of dtype attributes."""

@@ -1,7 +1,7 @@
 """The reference process of MXNet models: `python -m tvmflow.frontends.mxnet._reference_worker`.
 
-MXNet 1.9 needs NumPy aliases that were removed long ago, reads its settings from the environment,
-and may crash, so it does not run in the process that compares.
+A separate process, because MXNet 1.9 needs removed NumPy aliases, reads its settings from the environment, and may
+crash.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def import_mxnet() -> Any:
-    """Return the module `mxnet`, in a process that runs nothing else.
+    """Import and return `mxnet`, with NumPy's removed aliases added to `numpy`.
 
     Raises:
-        ImportError: whatever went wrong.
+        ImportError: for any error of the import.
     """
     warnings.simplefilter("ignore")
     for alias in (bool, int, float, complex, object, str):
@@ -49,13 +49,13 @@ def import_mxnet() -> Any:
     try:
         import mxnet
     except Exception as error:
-        # With an unsuitable NumPy or system library MXNet raises many kinds of errors.
+        # With an incompatible NumPy or system library, MXNet raises many kinds of errors.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     return mxnet
 
 
 class _Model(LoadedReference):
-    """A checkpoint, bound for the input shapes of a call."""
+    """A checkpoint whose executor is bound to the input shapes of a call."""
 
     def __init__(self, mx: Any, first: Message) -> None:
         self.name = f"MXNet {mx.__version__}"
@@ -73,7 +73,7 @@ class _Model(LoadedReference):
         dtypes.update({spec["name"]: spec["dtype"] for spec in first["inputs"]})
         known = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
         shapes = {spec["name"]: tuple(spec["shape"]) for spec in first["inputs"]}
-        # MXNet cannot infer the shapes of weights that operators of the recipe read.
+        # MXNet cannot infer the shapes of weights that custom operators read.
         read = symbol.list_arguments() if self.note else ()
         operands = {name: weights[name].shape for name in read if name in weights}
         self._executor = symbol.simple_bind(
@@ -87,7 +87,7 @@ class _Model(LoadedReference):
         self._shapes = shapes
 
     def _register_operators(self, mx: Any, first: Message) -> None:
-        """Let MXNet compute the recipe's operators by their references."""
+        """Register the references of the recipe's operators with MXNet."""
         from tvmflow.custom_operators.loading import load_operators
 
         files = {role: Path(path) for role, path in first["operators"].items()}
@@ -111,17 +111,17 @@ class _Model(LoadedReference):
     def _call(self) -> list[Any]:
         outputs: list[Any] = self._executor.forward(is_train=False)
         for output in outputs:
-            # MXNet computes asynchronously.
+            # MXNet executes asynchronously.
             output.wait_to_read()
         return outputs
 
 
 # ---------------------------------------------------------------- custom operators
-# Their numpy functions as custom operators of MXNet.
+# NumPy references, registered as custom operators of MXNet.
 
 
 def _register(mx: Any, symbol: Path, operators: Operators) -> list[str]:
-    """Let MXNet compute each `Custom` by the reference of its operator; return their names."""
+    """Register the reference of each used custom operator with MXNet; return the operators' names."""
     graph = read_symbol(symbol)
     arities: dict[Operator, tuple[int, int]] = {}
     for index, node in enumerate(graph.nodes):
@@ -179,7 +179,7 @@ def _register_one(
             return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
         def infer_shape(self, in_shape: Any) -> tuple[Any, Any, Any]:
-            """Return the shapes of inputs, outputs and states: those of the results for zeros."""
+            """Return the shapes of inputs, outputs and states, by computing the results for zeros."""
             zeros = [np.zeros(shape, np.float32) for shape in in_shape]
             results = compute(self._attributes, zeros)
             return in_shape, [list(result.shape) for result in results], []
