@@ -1,6 +1,6 @@
-"""PyTorch models: archives of `torch.export.save`, imported by way of ONNX, and their export.
+"""Importer of PyTorch models (archives of `torch.export.save`) through ONNX, and their export.
 
-Imports torch only in processes of its own.
+Imports torch only in separate processes.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class PytorchSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return the facts of an archive that planning needs."""
+    """Return the facts of an archive for planning."""
     archive = read_archive(path)
     outputs = zip(archive.outputs, archive.output_types, strict=True)
     return ModelFacts(archive.inputs, outputs=tuple(ModelOutput(n, *t) for n, t in outputs))
 
 
 class PytorchFrontend(OneFileFrontend):
-    """PyTorch, also as the reference."""
+    """The frontend for PyTorch, which is also the reference."""
 
     NAME = "PyTorch"
     KIND = "pytorch"
@@ -108,7 +108,7 @@ class PytorchFrontend(OneFileFrontend):
         states = [
             State(name, output, initial=initial)
             for (name, initial), output in zip(contents.items(), following, strict=True)
-            # one that is bound to a value is none
+            # A buffer that the recipe binds to a constant is no state.
             if name in names
         ]
         return loaded._replace(outputs=outputs, tensors=inner, states=tuple(states))
@@ -122,7 +122,7 @@ class PytorchFrontend(OneFileFrontend):
         }
 
     def reference_version(self) -> str:
-        """Return the installed PyTorch's version; the packages of its ONNX exporter must be installed too."""
+        """Return the version of PyTorch; check that packages of its ONNX exporter are installed."""
         versions = [packages.find_package(name).version for name in _EXPORTER]
         return versions[-1]
 
@@ -133,15 +133,15 @@ class PytorchFrontend(OneFileFrontend):
 def export_to_onnx(
     archive: Archive, path: Path, tensors: Sequence[str], folder: Path
 ) -> tuple[Mapping[str, Path], int, Mapping[str, str]]:
-    """Export an archive to ONNX, in an empty folder; inner tensors come after its outputs.
+    """Export an archive to ONNX in an empty folder; inner tensors follow its outputs.
 
     Returns:
-        The ONNX file and its external data by their roles, the number of inner tensors, and the initial content of
-        the buffers that it changes, as `State` has it, by input.
+        The ONNX file and its external data by role, the number of inner tensors, and for each changed buffer the name
+        of its input and its initial content (see `State`).
 
     Raises:
         ImportFailed: with PyTorch's message.
-        EnvironmentProblem: when PyTorch or its exporter cannot be imported.
+        EnvironmentProblem: if PyTorch or its exporter cannot be imported.
     """
     inner = [name for name in tensors if name not in archive.outputs]
     request = {
@@ -172,11 +172,11 @@ def export_to_onnx(
 
 
 def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:
-    """Return the exit code of the worker, and its answer: None if it ended without one.
+    """Run the worker; return its exit code, and its answer or None.
 
     `output` and `errors` are the file descriptors of its standard output and error.
     """
-    # it imports NumPy
+    # Imported here because this module imports NumPy.
     from tvmflow.frontends._reference_process import worker_environment
 
     answer = folder / "answer.json"
@@ -241,18 +241,16 @@ def _load_error(reason: str, written_by: str) -> ImportFailed:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return major and minor number of a version, such as (2, 13); nothing if it has none."""
+    """Return the major and minor number of a version, such as (2, 13), or an empty tuple."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else ()
 
 
 # ---------------------------------------------------------------- archives of models that Python code makes
-# A factory runs, and its module is exported.
-
 
 _NAME: Final = r"[A-Za-z_]\w*"
 _FACTORY: Final = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}", re.ASCII)
-# Standard output of the process is for people: it goes where messages go.
+# The factory's standard output is redirected to standard error, where messages go.
 _STANDARD_ERROR: Final = 2
 _FIXES: Final[Mapping[str, str]] = {
     "module": "name it as `python -c 'import MODULE'` finds it from the current folder",
@@ -264,25 +262,25 @@ _FIXES: Final[Mapping[str, str]] = {
 
 
 def is_factory(text: str) -> bool:
-    """Return whether a text has the form of a factory, `PACKAGE.MODULE:FUNCTION`."""
+    """Return whether a text has the form `PACKAGE.MODULE:FUNCTION`."""
     return _FACTORY.fullmatch(text) is not None
 
 
 def export_factory(factory: str, path: Path) -> str:
-    """Call a factory, and write the archive of the module that it returns.
+    """Call a factory, and export the returned module to an archive.
 
     Args:
-        factory: `PACKAGE.MODULE:FUNCTION`; the current folder is searched first, as `python -c` does.
-        path: The archive.
+        factory: `PACKAGE.MODULE:FUNCTION`; the current folder is searched first, as in `python -c`.
+        path: The archive to write.
 
     Returns:
-        The PyTorch that exported it.
+        The version of PyTorch.
 
     Raises:
-        UsageError: when there is no such function, or it does not return a module with inputs.
-        ImportFailed: when PyTorch cannot export the module.
-        EnvironmentProblem: when PyTorch cannot be imported.
-        OSError: when the archive cannot be written.
+        UsageError: if the function does not exist, or does not return a module with inputs.
+        ImportFailed: if PyTorch cannot export the module.
+        EnvironmentProblem: if PyTorch cannot be imported.
+        OSError: if the archive cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder, output_file(path) as temporary:
         request = {"factory": factory, "archive": temporary}

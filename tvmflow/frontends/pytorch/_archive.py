@@ -1,14 +1,13 @@
-"""Reads facts of a `torch.export` archive for planning, and makes a checked copy for PyTorch.
+"""Reader of `torch.export` archives for planning, and writer of a checked copy for PyTorch.
 
 The graph is a JSON document in a zip file: `NAME/models/model.json` from PyTorch 2.8 on, formerly
 `serialized_exported_program.json`; both have the schema of torch/_export/serde/schema.py. Weights
 are not read, and pickles in the archive are not loaded.
 
-`torch.export.load` trusts its file. It evaluates formulas of sizes as Python, calls what an operator
-names, runs the code of guards, unpickles constants, imports modules that a container names, and loads compiled
-libraries (read in PyTorch 2.13: `_export/serde/serialize.py`, `export/pt2_archive/_package.py`, `export/_unlift.py`,
-`utils/_pytree.py`). A check of the graph refuses such archives here. PyTorch gets a
-copy with nothing else in it, so that it cannot find other files than were checked.
+`torch.export.load` trusts its file. It evaluates size formulas as Python, calls any function that an operator names,
+runs guard code, unpickles constants, imports modules that a container names, and loads compiled libraries (see in
+PyTorch 2.13: `_export/serde/serialize.py`, `export/pt2_archive/_package.py`, `export/_unlift.py`,
+`utils/_pytree.py`). The check of the graph refuses such archives. PyTorch gets a copy with only the checked files.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from tvmflow.frontends.base import (
 
 # ---------------------------------------------------------------- allowed content of a graph
 
-# Names of values become names of variables in code that PyTorch generates.
+# PyTorch generates code in which names of values become variables.
 _VALUE: Final = re.compile(r"\w*")
-# Names of weights, modules and classes: nothing that ends a string or a line.
+# Names of weights, modules and classes, without characters that end a string or a line.
 _NAME: Final = re.compile(r"[\w.@:/+<> -]*")
 _OPERATOR: Final = re.compile(
     r"torch\.ops\.(aten|prims|torchvision|quantized_decomposed|onnx|onnx_symbolic)\._?[a-zA-Z0-9]\w*\.[a-zA-Z]\w*"
@@ -56,13 +55,13 @@ _OPERATOR: Final = re.compile(
     r"|_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|invert|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow"
     r"|rshift|sub|truediv|xor)"
 )
-# It maps a file, and makes it if there is none.
+# `from_file` maps a file, or creates it.
 _REFUSED_OPERATOR: Final = "torch.ops.aten.from_file."
-# A formula of sizes, as sympy writes it: nothing but these functions is called, and nothing has attributes.
+# A formula of sizes in sympy's notation; only `_FUNCTIONS` may be called, and attributes are not allowed.
 _FORMULA: Final = re.compile(r"[\w.+\-*/%<>=~&|!,()' ]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d{1,4})?")
 _MAX_FORMULA: Final = 10_000
-# Limits for sympy: of the values, of a product that it writes out, and by which functions.
+# Limits for sympy: bits of a value, terms of an expanded product, and parts of a formula.
 _MAX_BITS: Final = 4096
 _MAX_TERMS: Final = 10_000
 _MAX_PARTS: Final = 1000
@@ -77,18 +76,18 @@ _FUNCTIONS: Final = frozenset(
 
 
 def check_graph(document: Mapping[str, Any]) -> None:
-    """Check that nothing in a graph is code to PyTorch."""
+    """Check that PyTorch would not run any text in a graph as code."""
     for key, text in _texts("", document):
         _RULES.get(key, _check_name)(text)
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield each string of a document with the name of its field, and the names of fields as names."""
+    """Yield each string of a document with its field name, and each field name with an empty one."""
     pending = [(key, value)]
     while pending:
         key, value = pending.pop()
         if isinstance(value, dict):
-            # names of modules and places in the code of the model, as text
+            # `metadata` has names of modules and source positions, which PyTorch keeps as text.
             fields = {} if key == "metadata" else value
             yield from (("", str(name)) for name in fields)
             pending += fields.items()
@@ -132,11 +131,11 @@ def _check_formula(text: str) -> None:
 
 
 class _TooLarge(Exception):
-    """A formula whose value, or whose sum of products, could be too large."""
+    """A formula whose value or expansion could be too large."""
 
 
 class _Extent(NamedTuple):
-    """Upper bounds of a formula: the bits of its value, and its terms when products are expanded."""
+    """Upper bounds of a formula: the bits of its value, and the number of terms after expansion."""
 
     bits: float
     terms: float
@@ -147,11 +146,11 @@ _SIZE: Final = _Extent(_SIZE_BITS, 1.0)
 
 
 def _measure(node: ast.expr) -> _Extent:
-    """Return how large a formula is.
+    """Return upper bounds of a formula.
 
     Raises:
-        ValueError: when it is none.
-        _TooLarge: when a part of it is too large.
+        ValueError: if the tree is not a formula.
+        _TooLarge: if a part of the formula is too large.
     """
     extent = _measure_part(node)
     if extent.bits > _MAX_BITS or extent.terms > _MAX_TERMS:
@@ -162,10 +161,10 @@ def _measure(node: ast.expr) -> _Extent:
 def _measure_part(node: ast.expr) -> _Extent:
     match node:
         case ast.Constant(value=str() as text):
-            # the text of a number, or the name of a size
+            # A number as text, or the name of a size.
             return _constant(text) if _NUMBER.fullmatch(text) else _SIZE
         case ast.Constant(value=float() as number) if math.isinf(number):
-            # sympy reads all of its exponent
+            # sympy would expand the exponent of a number that Python reads as infinity.
             raise _TooLarge
         case ast.Constant(value=int() | float() as number):
             return _constant(str(float(number) if isinstance(number, bool) else number))
@@ -193,7 +192,7 @@ def _measure_call(name: str, call: ast.Call) -> _Extent:
         raise ValueError
     parts = [_measure(one) for one in call.args]
     options = [_measure(option.value) for option in call.keywords]
-    # the precision of a Float
+    # The precision of a Float must be limited, too.
     for digits in (*options, *(parts[1:] if name == "Float" else ())):
         if digits.constant is not None and abs(digits.constant) > _MAX_BITS:
             raise _TooLarge
@@ -219,7 +218,7 @@ def _product(parts: Sequence[_Extent]) -> _Extent:
 
 
 def _opaque(parts: Sequence[_Extent]) -> _Extent:
-    """Return how large the result of a function is, which stays one term."""
+    """Return upper bounds of a function's result, which stays one term in expansions."""
     return _Extent(_product(parts).bits, 1.0)
 
 
@@ -231,7 +230,7 @@ def _quotient(parts: Sequence[_Extent]) -> _Extent:
 
 
 def _power(parts: Sequence[_Extent]) -> _Extent:
-    """Return how large a power or a shift is, whose exponent must be constant."""
+    """Return upper bounds of a power or shift; the exponent must be constant."""
     if len(parts) != 2:
         raise ValueError
     base, exponent = parts
@@ -264,7 +263,7 @@ _CALLS: Final = {
 
 
 def _check_structure(text: str) -> None:
-    """Check how values are nested: PyTorch imports the types that an enumeration and a `defaultdict` name."""
+    """Check a container structure: PyTorch imports types that an enum or `defaultdict` names."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()
@@ -276,13 +275,13 @@ def _check_structure(text: str) -> None:
         elif isinstance(value, list):
             pending += value
         elif isinstance(value, str):
-            # the keys of a dictionary are JSON in a string
+            # Keys of a dictionary are strings with JSON.
             with contextlib.suppress(ValueError):
                 pending.append(json.loads(value))
 
 
 def _accept(text: str) -> None:
-    """Accept text that PyTorch only compares, or passes to an operator."""
+    """Accept a text that PyTorch only compares or passes to an operator."""
 
 
 _RULES: Final[Mapping[str, Callable[[str], None]]] = {
@@ -296,14 +295,14 @@ _RULES: Final[Mapping[str, Callable[[str], None]]] = {
     "as_string": _accept,
     "as_strings": _accept,
     "torch_version": _accept,
-    # left out of the copy
+    # Removed from the copy.
     "guards_code": _accept,
 }
 
 # ---------------------------------------------------------------- allowed content of an archive
 
-# Allowed files beside the graph `{name}`, by their paths in the archive's root folder: tensors and their indices.
-# Constants with other names are pickled objects.
+# Pattern of allowed files beside the graph `{name}`, relative to the archive's root folder: tensors and their
+# indices. Constants with other names are pickled objects.
 _FILES: Final = (
     r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|\.format_version"
     r"|\.storage_alignment|data/weights/[\w.-]+|data/constants/(tensor_\w+|{name}_constants_config\.json|{name}\.pt)"
@@ -313,7 +312,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 
 def copy_archive(path: Path, graph: str, document: Mapping[str, Any], copy: Path) -> None:
-    """Write a copy of an archive, with its checked graph, that PyTorch may load."""
+    """Write a copy of an archive with only its checked graph and allowed files."""
     inside = PurePosixPath(graph)
     folder = inside.parents[1] if inside.parent.name == "models" else inside.parent
     files = re.compile(_FILES.format(name=re.escape(inside.stem)))
@@ -332,12 +331,12 @@ def copy_archive(path: Path, graph: str, document: Mapping[str, Any], copy: Path
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
-# PyTorch does not compress archives. Somebody who does saves less than this, but for weights that are all zeros.
+# PyTorch does not compress archives. Ordinary compression saves less than this factor, except for zeros.
 _MAX_GRAPH_BYTES: Final = 64 << 20
 _MAX_INFLATION: Final = 16
 _MIN_INFLATED_BYTES: Final = 256 << 20
 _MAX_ENTRIES: Final = 100_000
-# The dtypes of the first numbers of `ScalarType`; bfloat16 and complex numbers are not dtypes of inputs.
+# The first dtypes of `ScalarType` in order; inputs cannot be bfloat16 or complex.
 _SCALAR_TYPES: Final = (
     "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
 ).split()
@@ -348,7 +347,7 @@ _DTYPES: Final[Mapping[int, str]] = {
     34: "uint32",
     35: "uint64",
 }
-# The argument of each operator that is true while a model is trained.
+# Operator -> the argument that is true in training mode.
 _TRAINING: Final[Mapping[str, str]] = {
     "batch_norm": "training",
     "dropout": "train",
@@ -356,18 +355,18 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
-# Names of operators that write to their first operand, such as `index_copy_` and `__ior__`, but not `__or__`.
+# Operators that write to their first operand, such as `index_copy_` and `__ior__`, but not `__or__`.
 _IN_PLACE: Final = re.compile(r"\w*[^_]_|__i\w+__")
-# Operators whose results can share the memory of their first operand.
+# Operators with results that can share memory with their first operand.
 _VIEWS: Final = frozenset(
     "alias as_strided chunk contiguous detach diagonal expand expand_as flatten movedim narrow permute reshape select "
     "slice split split_with_sizes squeeze swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view "
     "view_as".split()
 )
-# Exceptions of zipfile and json at damaged files.
+# Exceptions of zipfile and json for damaged files.
 _DAMAGE: Final = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
-# A minimum of 2 only says that the size was not 1 when the model was exported.
+# A minimum of 2 only means that the export specialized for a size other than 0 and 1.
 _SPECIALIZED_MINIMUM: Final = 2
 _INFINITY: Final = 1 << 62
 
@@ -376,17 +375,17 @@ _Type = tuple[str | None, tuple[int | str, ...] | None]
 
 
 class Archive(NamedTuple):
-    """Facts of a model that stand in its archive.
+    """Facts of a model in an archive.
 
     Attributes:
-        torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
-        inputs: Its tensors in order; constants that it was exported with are none.
-        outputs: The names of its tensors in order, by `name_outputs`.
-        output_types: Dtype and sizes of each, as `ModelOutput` has them.
-        buffers: The buffers that a call changes, by the names of the last inputs, which hold their content before
-            the call. The last outputs are their content after it.
-        containers: Types of inputs and outputs that are none of Python's own, such as
-            `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
+        torch_version: Version of PyTorch that wrote it, such as `2.13.0+cpu`; may be empty.
+        inputs: Input tensors in order, without arguments that were constant in the export.
+        outputs: Names of the output tensors in order (see `name_outputs`).
+        output_types: Dtype and sizes of each output, as in `ModelOutput`.
+        buffers: Input name -> buffer that a call changes. These are the last inputs, with the content before the call;
+            the last outputs have the content after it.
+        containers: Types in inputs and outputs that are not built in, such as
+            `transformers.modeling_outputs.BaseModelOutput`; for named tuples with their fields.
     """
 
     torch_version: str
@@ -402,8 +401,8 @@ def read_archive(path: Path) -> Archive:
     """Return the facts of an archive.
 
     Raises:
-        NotAModel: when it is none, or has content that cannot be imported.
-        OSError: when it cannot be read.
+        NotAModel: if the file is not an archive, or has content that cannot be imported.
+        OSError: if the file cannot be read.
     """
     _, document = _read_graph(path)
     try:
@@ -418,11 +417,11 @@ def read_archive(path: Path) -> Archive:
 
 
 def copy_for_pytorch(path: Path, folder: Path) -> Path:
-    """Return the copy of an archive, in a folder, that PyTorch may load.
+    """Write a checked copy of an archive, which PyTorch may load, into a folder; return its path.
 
     Raises:
-        NotAModel: when it is none, or its graph holds code.
-        ImportFailed: when one of its files is damaged.
+        NotAModel: if the file is not an archive, or its graph contains code.
+        ImportFailed: if a file in the archive is damaged.
     """
     copy = folder / "model.pt2"
     name, document = _read_graph(path)
@@ -449,7 +448,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
                 raise NotAModel("it has no graph of torch.export")
             entry = entries[names.index(_MODEL) if _MODEL in names else 0]
             _check_sizes(archive.infolist(), entry, path.stat().st_size)
-            # no more than the size in the index is read, whatever comes out of the compressed bytes
+            # `read` stops at the size in the index, so that a decompression bomb is harmless.
             return entry.filename, json.loads(archive.read(entry))
     except zipfile.BadZipFile as error:
         raise NotAModel(
@@ -460,7 +459,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        # A position in the file that is below 0 is an OSError.
+        # zipfile raises OSError for a negative position in the file.
         raise NotAModel("its graph is no JSON document, or is damaged") from error
 
 
@@ -518,7 +517,7 @@ def _parse(document: Mapping[str, Any]) -> Archive:
 def _inputs(
     specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any], limits: Mapping[str, Limits]
 ) -> Iterator[ModelInput]:
-    """Yield the inputs of a model that are tensors, or numbers that are not constant."""
+    """Yield the tensor inputs of a model, and inputs for symbolic numbers, which are problems."""
     for spec in specs:
         argument = spec.get("user_input", {}).get("arg", {})
         if "as_tensor" in argument:
@@ -540,10 +539,10 @@ def _input(name: str, tensor: Mapping[str, Any], limits: Mapping[str, Limits]) -
 def _find_changed_buffers(
     nodes: Sequence[Mapping[str, Any]], signature: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the buffers that operators write to, also through views, by their values in the graph."""
+    """Return graph value -> buffer that operators write to, directly or through views."""
     specs = [spec["buffer"] for spec in signature["input_specs"] if "buffer" in spec]
     buffers = {str(spec["arg"]["name"]): str(spec["buffer_name"]) for spec in specs}
-    # of graphs without in-place operators
+    # Functionalized graphs list the mutations in the signature.
     mutations = (spec.get("buffer_mutation") for spec in signature["output_specs"])
     changed = {str(spec["buffer_name"]) for spec in mutations if spec}
     owners = dict(buffers)
@@ -565,21 +564,21 @@ def _operator(node: Mapping[str, Any]) -> str:
 
 
 def _type(tensor: Mapping[str, Any] | None) -> _Type:
-    """Return the dtype of a tensor, where NumPy has it, and its sizes."""
+    """Return the dtype of a tensor (None if NumPy does not have it) and its sizes."""
     if tensor is None:
         return None, None
     return _DTYPES.get(tensor["dtype"]), tuple(_dim(size) for size in tensor["sizes"])
 
 
 def _dim(size: Mapping[str, Any]) -> int | str:
-    """Return a fixed size, or the name or formula of a free dimension."""
+    """Return a fixed size, or the name or formula of a dynamic dimension."""
     if "as_int" in size:
         return int(size["as_int"])
     return _SYMBOL.sub(r"\1", str(size["as_expr"]["expr_str"]))
 
 
 def _limits(size: Mapping[str, Any]) -> Limits:
-    """Return smallest and largest size of a dimension: formerly, infinity was a number that no size has."""
+    """Return the minimum and maximum of a dimension, None if unlimited (old files: a huge number)."""
     smallest, largest = size["min_val"], size["max_val"]
     has_minimum = isinstance(smallest, int) and smallest > _SPECIALIZED_MINIMUM
     has_maximum = isinstance(largest, int) and largest < _INFINITY
@@ -596,13 +595,13 @@ def _refuse_other_devices(tensors: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Check that no operator trains: its results would be random, or change the weights."""
+    """Refuse operators in training mode, which have random results or change weights."""
     for node in nodes:
         operator = _operator(node)
         if operator in _TRAINING:
             arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
             trains = arguments.get(_TRAINING[operator], {}).get("as_bool", False)
-            # A model without learned statistics always uses those of the batch.
+            # Without running statistics, batch statistics are used in inference, too.
             learned = "as_none" not in arguments.get("running_mean", {})
             if trains and learned and arguments.get("p", {}).get("as_float", 1.0) > 0:
                 raise NotAModel(
@@ -614,11 +613,11 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def name_outputs(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    """Return a name for each value that a model returns, nested as in torch's `TreeSpec`.
+    """Return a name for each value in a model's result, which has the structure of a `TreeSpec`.
 
     Returns:
-        The keys of dictionaries and the fields of classes, `output_0`, `output_1`, … for tuples and
-        lists, `output` for a single value. Keys of nested values are joined: `hidden_0`.
+        Keys of dictionaries and fields of classes; `output_0`, `output_1`, … for tuples and lists; `output` for a
+        single value. Keys of nested values are joined: `hidden_0`.
     """
     return list(_names(spec, fields, ""))
 
@@ -638,11 +637,11 @@ def _names(spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> I
 
 
 def _keys(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the values in a container; none for a tuple and a list."""
+    """Return the keys of the values in a container; empty for tuples and lists."""
     if spec["type"] == _NAMED_TUPLE:
         return [str(name) for name in fields.get(spec["context"], {}).get("field_names", ())]
     context = json.loads(spec["context"])
-    # A dataclass has its fields and those that are None, a defaultdict its type and its keys.
+    # The context of a dataclass has its fields and its fields that are None; of a defaultdict, type and keys.
     lists = [context, *context] if isinstance(context, list) else []
     count = len(spec["children_spec"])
     matching = (keys for keys in lists if isinstance(keys, list) and len(keys) == count)
@@ -651,7 +650,7 @@ def _keys(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
 
 
 def _distinct(names: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
-    """Return names that differ from each other and from those of inputs."""
+    """Return output names that differ from each other and from the names of inputs."""
     changed = [f"output_{name}" if name in inputs else name for name in names]
     if len({*changed, *inputs}) < len(changed) + len(inputs):
         return tuple(f"output_{index}" for index in range(len(names)))
@@ -661,7 +660,7 @@ def _distinct(names: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
 def _containers(
     spec: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the types in a nested value that are none of Python's own, of named tuples with their fields."""
+    """Yield the types in a nested value that are not built in; for named tuples with their fields."""
     kind = spec["type"]
     if kind == _NAMED_TUPLE:
         count = len(spec["children_spec"])

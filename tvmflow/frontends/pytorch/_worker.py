@@ -1,8 +1,7 @@
 """The processes that run PyTorch: `python -m tvmflow.frontends.pytorch._worker [REQUEST]`.
 
-Without a request it is the reference. Otherwise it runs PyTorch's exporters: the request is a JSON document, see
-`export_to_onnx` and `export_factory`, and the answer a JSON file, with `problem` and `reason` where nothing was
-exported.
+Without a request, the process is the reference. With a JSON request of `export_to_onnx` or `export_factory`, it runs
+PyTorch's exporters, and writes the answer to a JSON file, with `problem` and `reason` if the export failed.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
     import torch.fx
 
 # ---------------------------------------------------------------- loading
-# The types of inputs and outputs may come from packages that are not installed, such as transformers:
-# containers of the same form stand in for them.
+# Containers in inputs and outputs may be from packages that are not installed, such as transformers, and are
+# replaced by stand-ins with the same structure.
 
 
 class Problem(Exception):
-    """Something cannot be loaded or exported: the kind of problem, and the reason."""
+    """A failed import, load or export: the kind of problem, and the reason."""
 
     def __init__(self, problem: str, reason: str) -> None:
         super().__init__(reason)
@@ -55,10 +54,10 @@ class Problem(Exception):
 
 
 def import_torch() -> Any:
-    """Return the module `torch`, which then loads no pickled objects but tensors.
+    """Import and return `torch`, configured to unpickle only tensors.
 
     Raises:
-        ImportError: whatever went wrong.
+        ImportError: for any error of the import.
     """
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     warnings.simplefilter("ignore")
@@ -66,7 +65,7 @@ def import_torch() -> Any:
         import torch
         import torch.export
     except Exception as error:
-        # A missing system library is an OSError.
+        # PyTorch raises OSError for a missing system library.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     return torch
 
@@ -77,13 +76,13 @@ def open_program(
     buffers: Sequence[str],
     tensors: Sequence[str],
 ) -> tuple[Any, list[Any]]:
-    """Return the `ExportedProgram` of a `.pt2` file, with a flat tuple of outputs and inner tensors.
+    """Return the `ExportedProgram` of a `.pt2` file, and the initial content of its changed buffers.
 
-    The containers of `Archive` need not be importable. Its changed buffers are further inputs and outputs, after
-    which inner tensors come; their initial content is also returned.
+    The program returns a flat tuple: outputs, changed buffers, then inner tensors. Changed buffers are also its last
+    inputs. `containers` (see `Archive`) need not be importable.
 
     Raises:
-        Problem: when PyTorch rejects it, or it has no tensor of such a name, which is the reason.
+        Problem: if PyTorch rejects the file, or a name in `tensors` is not a tensor.
     """
     torch = import_torch()
     for name, fields in containers.items():
@@ -101,7 +100,7 @@ def open_program(
 
 
 class _LoggedErrors(logging.Handler):
-    """Keeps the last error that was logged: PyTorch logs the reason, and raises another error."""
+    """A handler that keeps the last logged error: PyTorch logs the cause, but raises another error."""
 
     error: BaseException | None = None
 
@@ -111,7 +110,7 @@ class _LoggedErrors(logging.Handler):
 
 
 def _register_stand_in(name: str, fields: Sequence[str]) -> None:
-    """Register a container for a type that has not been imported: a named tuple if it has fields."""
+    """Register a stand-in for a type that is not imported: a named tuple if it has fields."""
     from torch.utils import _pytree as pytree
 
     if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
@@ -142,9 +141,9 @@ def _register_stand_in(name: str, fields: Sequence[str]) -> None:
 
 
 def _leave_out_example_inputs() -> None:
-    """Let PyTorch load an archive without its example inputs, where these are not tensors alone.
+    """Make PyTorch ignore example inputs that are not only tensors.
 
-    They are pickled with the classes that they had, and nothing here needs them.
+    Their classes are pickled and may not be importable; the example inputs are not needed.
     """
     from torch._export.serde import serialize
 
@@ -187,9 +186,9 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 def _hold_buffers(
     torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
 ) -> tuple[Any, list[Any]]:
-    """Return a program that takes buffers as its last inputs and returns them, and their initial content.
+    """Return a program with buffers as last inputs and as outputs, and the buffers' initial content.
 
-    The outputs come before the inner tensors.
+    The buffers' outputs are inserted before the inner tensors.
     """
     from torch.export.graph_signature import (
         InputKind,
@@ -201,7 +200,7 @@ def _hold_buffers(
     from torch.utils import _pytree as pytree
 
     with torch.no_grad():
-        # without in-place operators
+        # Decomposition removes in-place operators.
         program = program.run_decompositions({})
     signature, graph = program.graph_signature, program.graph
     values = {spec.target: spec.arg.name for spec in signature.input_specs}
@@ -218,7 +217,7 @@ def _hold_buffers(
     for name in reversed(buffers):
         last.append(nodes[values[name]])
     for name in buffers:
-        # those that are not persistent are among the constants
+        # Non-persistent buffers are among the constants.
         held = program.state_dict if name in program.state_dict else program.constants
         contents.append(held.pop(name))
         argument = TensorArgument(name=values[name])
@@ -233,7 +232,7 @@ def _hold_buffers(
     call.in_spec = pytree.tree_flatten(((0,) * count, {}))[1]
     call.out_spec = pytree.tree_flatten((0,) * len(results))[1]
     call.forward_arg_names = None
-    # of the inputs as they were
+    # They no longer match the inputs.
     program.example_inputs = None
     program.graph_module.recompile()
     return program, contents
@@ -242,7 +241,7 @@ def _hold_buffers(
 # ---------------------------------------------------------------- branches of piecewise operators
 
 
-# Below the first and above the second number, operators compute something else than between them.
+# Operator -> (low, high): bounds of its branches.
 _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(
         ("abs", "celu", "elu", "leaky_relu", "prelu", "_prelu_kernel", "relu", "selu"), (0.0, 0.0)
@@ -251,7 +250,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "hardswish": (-3.0, 3.0),
     "relu6": (0.0, 6.0),
 }
-# The arguments that are their bounds.
+# Operator -> names of the arguments that are its bounds.
 _BOUND_ARGUMENTS: Final[Mapping[str, tuple[str, str]]] = {
     "clamp": ("min", "max"),
     "clamp_max": ("", "max"),
@@ -262,7 +261,7 @@ _BOUND_ARGUMENTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def observe(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[ObservedNode]:
-    """Return the branches that the flat inputs of an exported program take, by running it node by node."""
+    """Run an exported program node by node on flat inputs, and return the branches that they take."""
     import torch.fx
 
     observed: list[ObservedNode] = []
@@ -294,7 +293,7 @@ def _find_branches(
     kwargs: Mapping[str, Any],
     dependent: set[torch.fx.Node],
 ) -> dict[str, float]:
-    """Return the share of elements that take each branch of a node; nothing for other operators."""
+    """Return branch -> share of elements that take it; empty for operators without branches."""
     import torch
 
     name = _name(node)
@@ -345,7 +344,7 @@ def _share(condition: torch.Tensor) -> float:
 
 
 class _Program(LoadedReference):
-    """The program of an archive, run operator by operator as PyTorch does by default."""
+    """The program of an archive, run in PyTorch's eager mode."""
 
     def __init__(self, torch: Any, first: Message) -> None:
         self.name, self.can_observe = f"PyTorch {torch.__version__}", True
@@ -395,13 +394,13 @@ class _Program(LoadedReference):
 # ---------------------------------------------------------------- the export to ONNX
 
 
-# The default differs between versions of PyTorch, and all of them have this one.
+# Fixed, because the default differs between versions of PyTorch; all versions support this opset.
 _OPSET: Final = 18
 _MAX_REASON: Final = 400
 _REFUSES_NEGATIVE: Final = re.compile(
     r"\baten\.(embedding|gather|index_(add|copy|fill|reduce|select)|scatter)(\.|_add|_reduce)"
 )
-"""Operators of PyTorch that take no index from the end."""
+"""PyTorch operators that do not accept negative indices."""
 
 
 def _export(request: dict[str, Any]) -> dict[str, Any]:
@@ -425,7 +424,7 @@ def _export(request: dict[str, Any]) -> dict[str, Any]:
             exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=_OPSET)
     except Exception as error:
         raise Problem("export", _root_cause(error)) from error
-    # The exporter has replaced operators that write to their inputs; remaining ones change the model.
+    # The exporter has replaced in-place operators; remaining mutations change the model's buffers.
     functional = exported.exported_program or program.run_decompositions({})
     changed = functional.graph_signature.buffers_to_mutate
     if changed:
@@ -445,8 +444,6 @@ def _export(request: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- decompositions
-# Decompositions of operators that the exporter lacks or miscomputes.
-
 
 _WIDE: Final = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addcdiv addcmul avg_pool1d avg_pool2d
@@ -456,11 +453,11 @@ _WIDE: Final = """
     native_group_norm native_layer_norm nansum norm nuclear_norm prod renorm rms_norm
     selu silu sinc softmax softplus std std_mean sum tanhshrink var var_mean xlogy _log_softmax _softmax
 """.split()
-"""Operators of several steps, which PyTorch computes in float32 also where their operands are narrower."""
+"""Operators of several steps, which PyTorch computes in float32 even for float16 and bfloat16."""
 
 
 def _decompose(torch: Any, program: Any) -> Any:
-    """Return a program without the operators that the exporter cannot express in ONNX, or miscomputes."""
+    """Decompose operators that the exporter does not support or miscomputes."""
     aten = torch.ops.aten
     bound = functools.partial
     table: dict[Any, Callable[..., Any]] = {
@@ -477,7 +474,7 @@ def _decompose(torch: Any, program: Any) -> Any:
         for operator in (getattr(p, name) for p in packets for name in p.overloads()):
             table[operator] = bound(_compute_wide, torch, operator)
     schemas = (getattr(node.target, "_schema", None) for node in program.graph.nodes)
-    # operators that write to their inputs become others first
+    # In-place operators are replaced by functional ones first.
     called = {schema.name.removesuffix("_") for schema in schemas if schema is not None}
     used = {op: function for op, function in table.items() if op._schema.name in called}
     return program.run_decompositions(used) if used else program
@@ -495,9 +492,9 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return attention whose queries without a visible key have a result of 0.
+    """Return attention in which fully masked queries have the result 0.
 
-    The exporter hides keys with the lowest finite value, so that all keys count for such a query.
+    The exporter masks keys with the lowest finite value, so that all keys would count for such queries.
     """
     if enable_gqa:
         heads = query.size(-3)
@@ -518,10 +515,7 @@ def _attend(
 
 
 def _cosine_similarity(torch: Any, x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """Return cosine similarities in the vectors' dtype.
-
-    The decomposition that the exporter has returns float32 for float16.
-    """
+    """Return cosine similarities in the vectors' dtype; the exporter would return float32 for float16."""
     if torch.result_type(x, y) == torch.float32:
         return NotImplemented
     x, y = torch.broadcast_tensors(x, y)
@@ -531,14 +525,14 @@ def _cosine_similarity(torch: Any, x: Any, y: Any, dim: int = 1, eps: float = 1e
 
 
 def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
-    """Return data with the next value of the source wherever the mask is set, in static shapes."""
+    """Return `masked_scatter` with static shapes: each masked element takes the next source value."""
     x, mask = torch.broadcast_tensors(x, mask)
     indices = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
     return torch.where(mask, source.reshape(-1)[indices].reshape(x.shape), x)
 
 
 def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    """Return quotients of integers, rounded; the exporter divides them as float32."""
+    """Return rounded quotients of integers, which the exporter would divide as float32."""
     tensors = all(isinstance(value, torch.Tensor) for value in (x, y))
     if not rounding_mode or not tensors or torch.result_type(x, y).is_floating_point:
         return NotImplemented
@@ -548,7 +542,7 @@ def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> 
 
 
 def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
-    """Return data with a margin from its other end; ONNX has no such mode before opset 19."""
+    """Return circular padding, which ONNX has only from opset 19 on."""
     if mode != "circular":
         return NotImplemented
     for index in range(len(pad) // 2):
@@ -561,7 +555,7 @@ def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: 
 
 
 def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operator on narrow floats, computed in float32."""
+    """Compute an operator on float16 or bfloat16 in float32, and cast the results back."""
     kinds = (torch.float16, torch.bfloat16)
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     narrow = [x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.dtype in kinds]
@@ -591,7 +585,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Name inputs and outputs as requested; rename inner values and weights that clash with them."""
+    """Rename inputs and outputs; also rename inner values and weights that clash with them."""
     names = {*inputs, *outputs}
     inner = [value for node in graph.all_nodes() for value in node.outputs]
     for value in (*inner, *graph.initializers.values()):
@@ -604,7 +598,7 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _rename_value(graph: Any, value: Any, name: str) -> None:
-    # Weights are listed by their names.
+    # The dictionary of weights is keyed by name.
     is_weight = value.name in graph.initializers
     if is_weight:
         del graph.initializers[value.name]
@@ -617,7 +611,7 @@ def _rename_value(graph: Any, value: Any, name: str) -> None:
 
 
 class Example(NamedTuple):
-    """A module with the arguments of a call, by position and by name."""
+    """A module with example arguments, positional and named."""
 
     module: Any
     arguments: tuple[Any, ...]
@@ -660,7 +654,7 @@ def read_result(result: Any, module_type: type) -> Example:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error with the last line of the user's own code that it came from."""
+    """Return an error with the innermost line of the user's code in its traceback."""
     paths = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     own = [
         (path.relative_to(Path.cwd()), line)
@@ -676,9 +670,9 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
         import torch
         import torch.export
     except Exception as error:
-        # a missing system library is an OSError
+        # PyTorch raises OSError for a missing system library.
         raise Problem("import", f"{type(error).__name__}: {error}") from error
-    # after PyTorch: no file of the user's takes the place of one of its modules
+    # Added after the import of PyTorch, so that no user file hides one of its modules.
     sys.path.insert(0, str(Path.cwd()))
     factory = find_factory(request["factory"])
     try:
@@ -693,11 +687,11 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
                 example.module.eval(), example.arguments, dict(example.named)
             )
     except Exception as error:
-        # the first line is the reason, and the rest is advice
+        # The first line is the reason; the rest is advice.
         [reason, *_] = [*filter(None, str(error).splitlines()), ""]
         text = f"{type(error).__name__}: {excerpt(reason, _MAX_REASON)}"
         raise Problem("export", text) from error
-    # PyTorch ends the process where a file cannot be written
+    # Saved to memory first, because PyTorch ends the process if a file cannot be written.
     content = io.BytesIO()
     torch.export.save(program, content)
     try:
@@ -708,7 +702,7 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer the request of the command line, or be the reference."""
+    """Answer the request on the command line, or serve as the reference."""
     if len(sys.argv) == 1:
         serve(lambda first: _Program(import_torch(), first))
     request = json.loads(sys.argv[1])

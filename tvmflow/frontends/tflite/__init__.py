@@ -1,4 +1,4 @@
-"""TFLite (LiteRT) models, imported by way of ONNX without TensorFlow or LiteRT.
+"""Importer of TFLite (LiteRT) models through ONNX, without TensorFlow or LiteRT.
 
 Imports tvm and onnx only inside functions.
 """
@@ -60,7 +60,7 @@ class TfliteSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return the facts of a file that planning needs."""
+    """Return the facts of a file for planning."""
     model = _read_file(path)
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
@@ -79,14 +79,14 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
 
 
 def _unsupported_text(model: Model) -> str:
-    """Return which operators of a model are not imported; an empty string if all are."""
+    """Return a message about unsupported operators, or an empty string."""
     names = sorted({op.name for op in model.operators if op.name not in SUPPORTED})
     return f"tvmflow lacks the TFLite operators {names_text(names)}" if names else ""
 
 
 @read_once
 def _read_file(path: Path) -> Model:
-    """Return the content of a file."""
+    """Read a file."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:
@@ -94,10 +94,10 @@ def _read_file(path: Path) -> Model:
 
 
 def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> Iterator[State]:
-    """Yield the variables of a model, which begin with the values of the file."""
+    """Yield the variables of a model as states, with initial values from the file."""
     specs = {spec.name: spec for spec in inputs}
     for (number, span), (output, _) in zip(model.variables.items(), model.next_values, strict=True):
-        # a variable that the recipe binds to a constant is not a state
+        # Variables that the recipe binds to constants are no states.
         if spec := specs.get(model.inputs[number]):
             content = bytes(data[slice(*span)]) if span else b""
             if span and len(content) != spec.bytes:
@@ -111,7 +111,7 @@ def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> It
 
 
 class TfliteFrontend(OneFileFrontend):
-    """TFLite, and LiteRT as the reference."""
+    """The frontend for TFLite, with LiteRT as the reference."""
 
     NAME = "TFLite"
     KIND = "tflite"
@@ -142,7 +142,7 @@ class TfliteFrontend(OneFileFrontend):
             model = _read_file(call.files[MODEL])
         self.refuse_unsupported(_unsupported_text(model))
         with call.files[MODEL].open("rb") as stream:
-            # Weights are read from it, so that it stays open as long as they are used.
+            # The mapping stays open while weights are read from it.
             data = map_file(stream)
         requests, known = list(map(request_of, call.inputs)), self.read_facts(call.files).inputs
         check_inputs(known, requests)

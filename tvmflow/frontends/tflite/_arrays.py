@@ -1,4 +1,4 @@
-"""Operators that change shapes, put tensors together, and look up elements."""
+"""Converters of shape, concatenation, slicing and indexing operators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reshape(operation: Operation) -> None:
         operation.sizes(1) if operation.has(1) else list(operation.options["new_shape"])
     )
     if shape == [0] and not operation.has(1):
-        # How old files write a scalar.
+        # Old files have [0] for a scalar.
         shape = []
     ranges = operation.graph.ranges
     inferred = [axis for axis, size in enumerate(shape) if not is_dynamic(size) and size == -1]
@@ -72,7 +72,7 @@ def _expand_dims(operation: Operation) -> None:
 
 
 def _transpose(operation: Operation) -> None:
-    """Convert a transposition, which does nothing if the axes have that order already."""
+    """Convert a transposition; without nodes if the value exists in the requested axis order."""
     value, first = operation.in_its_order()
     axes = [operation.checked_axis(axis, value.rank) for axis in operation.integers(1)]
     order = first_axes(value.rank) if first else list(range(value.rank))
@@ -228,10 +228,7 @@ def _slice(operation: Operation) -> None:
 
 
 def _strided_slice(operation: Operation) -> None:
-    """Convert a slice in NumPy's sense.
-
-    Its masks say which parts of it are left open, are new axes, or are an index.
-    """
+    """Convert a NumPy-like slice; masks mark open ends, new axes and indices."""
     value = operation.real()
     bounds = [operation.sizes(position) for position in (1, 2, 3)]
     entries = _entries(operation, bounds, value.rank)
@@ -262,7 +259,7 @@ def _strided_slice(operation: Operation) -> None:
 
 
 def _entries(operation: Operation, bounds: list[list[IrSize]], rank: int) -> list[Any]:
-    """Return the selection along each axis: a slice or an index; None for a new axis."""
+    """Return the selection along each axis: a slice, an index, or None for a new axis."""
     options = operation.options
     if options["offset"]:
         raise operation.refusal("with ends counted from the beginnings")
@@ -315,7 +312,7 @@ def _embedding_lookup(operation: Operation) -> None:
 
 
 def _one_hot(operation: Operation) -> None:
-    """Convert ONE_HOT by comparison: an index out of range, also a negative one, selects nothing."""
+    """Convert ONE_HOT by comparison, so that indices out of range, also negative ones, select nothing."""
     graph, [depth] = operation.graph, operation.integers(1)
     indices = operation.tensors.stored(operation.number(0))
     axis = operation.checked_axis(operation.options["axis"], indices.rank + 1)

@@ -1,4 +1,4 @@
-"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed or dynamic."""
+"""Conversion of a TFLite model to ONNX, with fixed or dynamic input shapes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def convert(
     bound: Mapping[str, Array] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
 ) -> tuple[onnx.ModelProto, int]:
-    """Convert a model, whose inner tensors come after its outputs.
+    """Convert a model to ONNX.
 
     Returns:
-        The ONNX model, and how many of its outputs, the last ones, are inner tensors.
+        The ONNX model, and the number of inner tensors, which are its last outputs.
 
     Raises:
-        ImportFailed: with operator and tensor, or with the name that is not a tensor of the model.
+        ImportFailed: with operator and tensor, or if a name in `tensors` is not a tensor of the model.
     """
     graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
@@ -72,7 +72,7 @@ def convert(
 
 
 def _find_inner(model: Model, names: Sequence[str]) -> dict[str, int]:
-    """Return the indices of tensors that are not outputs, by name."""
+    """Return name -> index of the requested tensors that are not outputs."""
     outputs = {name for name, _ in model.outputs}
     numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
     inner = {}
@@ -108,7 +108,7 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
 
 
 def _refuse_hybrid(operator: Operator, model: Model) -> None:
-    """Check that only operators that LiteRT has with float32 data and integer weights have them."""
+    """Refuse a hybrid operator (float32 data, integer weights) that LiteRT does not implement as hybrid."""
     if is_hybrid(model, operator) and operator.name not in _HYBRID:
         where = quoted(model.tensors[operator.outputs[0]].name)
         text = f"the TFLite operator {operator.name} has data in float32 and integers with a scale (tensor {where})"
@@ -123,7 +123,7 @@ def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
 
 
 def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
-    """Add a convolution with weights (outputs, channels of a group, spatial axes …)."""
+    """Add a convolution; `weights` are (outputs, channels of a group, spatial axes …)."""
     number, around = _without_padding(operation)
     data = operation.tensors.real(number, first=True)
     sizes = operation.real(0, first=True).shape[2:]
@@ -148,9 +148,9 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
 
 
 def _without_padding(operation: Operation) -> tuple[int, list[int]]:
-    """Return the tensor that a convolution reads, and the widths of zeros around it.
+    """Return the input of a convolution and the zero padding around it.
 
-    Models that come from other frameworks have padding as an operator of its own, whose result then is not computed.
+    Models from other frameworks have a separate padding operator, which is fused into the convolution.
     """
     number = operation.number(0)
     none = [0] * (2 * (operation.rank(0) - 2))
@@ -180,12 +180,12 @@ def _volume(operation: Operation) -> None:
 
 
 def _transposed_convolution(operation: Operation) -> None:
-    # (results, height, width, channels); the operands are shape, weights, data, bias
+    # (results, height, width, channels); operands: shape, weights, data, bias
     weights = operation.weight(1, (3, 0, 1, 2))
     data = operation.real(2, first=True)
     sizes = operation.sizes(0)[1:3]
     strides, kernel = _window(operation, "stride", "hw"), weights.shape[2:]
-    # How far the windows reach beyond the result: that is cut off, one pixel more at the end.
+    # Windows reach beyond the result by this much, which is cropped; odd pixels at the end.
     simplify = operation.graph.ranges.simplify_multiple
     beyond = [
         simplify((source - 1) * stride + extent - size)
@@ -266,7 +266,7 @@ def _local_response_normalization(operation: Operation) -> None:
         "LRN",
         operation.real(first=True),
         size=size,
-        # ONNX divides by the size
+        # ONNX divides alpha by the size.
         alpha=operation.options["alpha"] * size,
         beta=operation.options["beta"],
         bias=operation.options["bias"],
@@ -317,7 +317,7 @@ def _resize(operation: Operation, mode: str, **attributes: str) -> None:
 
 
 def _nearest(operation: Operation) -> None:
-    # TFLite rounds half up between corners, and takes the pixel at ⌊(x + ½) · scale⌋ for centers.
+    # TFLite rounds half up with aligned corners, and takes pixel ⌊(x + ½) · scale⌋ with half-pixel centers.
     is_plain = not (operation.options["align_corners"] or operation.options["half_pixel_centers"])
     _resize(operation, "nearest", nearest_mode="floor" if is_plain else "round_prefer_ceil")
 
@@ -332,7 +332,7 @@ def _move_pixels(operation: Operation, operator: str) -> None:
 
 
 def _space_to_batch(operation: Operation) -> None:
-    """Convert SPACE_TO_BATCH_ND by its definition: padded, cut in blocks, whose pixels become batches."""
+    """Convert SPACE_TO_BATCH_ND: pad, split into blocks, and move the pixels of blocks to the batch."""
     graph, value = operation.graph, operation.real()
     blocks, widths = operation.integers(1), operation.constant(2)
     count = len(blocks)
@@ -355,7 +355,7 @@ def _space_to_batch(operation: Operation) -> None:
 
 
 def _batch_to_space(operation: Operation) -> None:
-    """Convert BATCH_TO_SPACE_ND: batches become pixels of blocks, and the edges are cut off."""
+    """Convert BATCH_TO_SPACE_ND: move batches to the pixels of blocks, and crop."""
     graph, value = operation.graph, operation.real()
     blocks, crops = operation.integers(1), operation.constant(2)
     count, batch = len(blocks), value.shape[0] // math.prod(blocks)
@@ -390,7 +390,7 @@ def _reduce(operation: Operation, name: str, *, is_bool: bool = False) -> None:
     if is_bool:
         value = graph.cast(value, "bool")
     if first and axes and not keep:
-        # the axes that are left come in the file's order
+        # The remaining axes get the file's order.
         left = [axis for axis in first_axes(rank) if axis not in axes]
         value = graph.transpose(value, [left.index(axis) for axis in sorted(left)])
         first = False
@@ -465,7 +465,7 @@ def _floor_mod(graph: Graph, x: Value, y: Value) -> Value:
 
 def _floor_divide(graph: Graph, x: Value, y: Value) -> Value:
     if np.dtype(x.dtype).kind in "iu":
-        # The rest divides without a remainder, so that rounding to zero changes nothing.
+        # x − x mod y is a multiple of y, so that Div, which rounds to zero, is exact.
         return graph.add("Div", graph.add("Sub", x, graph.add("Mod", x, y)), y)
     return graph.add("Floor", graph.add("Div", x, y))
 
@@ -495,7 +495,7 @@ def _dequantize(operation: Operation) -> None:
 
 
 def _select(operation: Operation) -> None:
-    """Convert SELECT, whose condition may stand for whole entries of the first axis."""
+    """Convert SELECT, in which a 1-D condition selects entries of the first axis."""
     condition, x = operation.tensors.stored(operation.number(0)), operation.real(1)
     if condition.rank == 1 and x.rank > 1 and operation.name == "SELECT":
         rows = [*condition.shape, *[1] * (x.rank - 1)]

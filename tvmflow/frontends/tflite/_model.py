@@ -1,4 +1,4 @@
-"""A TFLite file as values: tensors, operators, names. Imports no framework and copies no weights."""
+"""Reader of TFLite files. Imports no framework and copies no weights."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Final, NamedTuple
 from tvmflow.frontends.base import NEXT, NotAModel, number_repeated
 
 # ---------------------------------------------------------------- FlatBuffers
-# The format is that of https://flatbuffers.dev/internals. Nothing is read outside the file, whatever
-# stands in it. Tables and vectors may overlap, and one may be named a hundred thousand times: what is
-# read of all of them together is limited by the size of the file.
+# The format is described in https://flatbuffers.dev/internals. Offsets are checked against the file size.
+# A malicious file could refer to the same table or vector a hundred thousand times, so the total number of
+# bytes read is limited relative to the file size.
 
 
 Buffer = bytes | mmap.mmap
 
 _MAX_TEXT: Final = 1 << 16
-# Files of converters are read once or twice.
+# Files from converters need about two reads per byte.
 _READ_SHARE: Final = 4
 _SMALLEST_BUDGET: Final = 1 << 16
-# An empty table, and its place in a vector or in another table.
+# The size of an empty table and its reference.
 _TABLE_BYTES: Final = 8
 
 
 class Budget:
-    """The bytes of a file that may be read as tables, vectors and strings, each as often as it is read."""
+    """A limit of the bytes read as tables, vectors and strings; repeated reads count each time."""
 
     def __init__(self, data: Buffer) -> None:
         self._limit = self._left = max(_READ_SHARE * len(data), _SMALLEST_BUDGET)
 
     def spend(self, size: int) -> None:
-        """Count bytes that are read."""
+        """Count `size` bytes; NotAModel beyond the limit."""
         self._left -= size
         if self._left < 0:
             raise NotAModel(
@@ -43,7 +43,7 @@ class Budget:
 
 
 class Table:
-    """A table of a FlatBuffer, from a position in the file on."""
+    """A FlatBuffers table at a position in the file."""
 
     def __init__(self, data: Buffer, position: int, budget: Budget) -> None:
         budget.spend(_TABLE_BYTES)
@@ -58,21 +58,21 @@ class Table:
         return cls(data, int(_read(data, 0, "I")), budget)
 
     def scalar(self, number: int, code: str, default: float) -> float:
-        """Return a number of the type `code`, as module `struct` names it."""
+        """Return the number in a field, of the `struct` type `code`."""
         place = self._place(number)
         return default if place is None else _read(self._data, place, code)
 
     def integer(self, number: int, code: str, default: int = 0) -> int:
-        """Return an integer of the type `code`, as module `struct` names it."""
+        """Return the integer in a field, of the `struct` type `code`."""
         return int(self.scalar(number, code, default))
 
     def table(self, number: int) -> Table | None:
-        """Return a table, or None without one."""
+        """Return the table in a field, or None."""
         place = self._place(number)
         return None if place is None else Table(self._data, self._target(place), self._budget)
 
     def tables(self, number: int, limit: int) -> Iterator[Table]:
-        """Yield the tables of a vector, which has at most `limit`."""
+        """Yield the tables of a vector; NotAModel for more than `limit`."""
         start, count = self.span(number, 4)
         if count > limit:
             raise NotAModel(f"a list in it has {count:,} entries, and the limit is {limit:,}")
@@ -80,7 +80,7 @@ class Table:
             yield Table(self._data, self._target(start + 4 * index), self._budget)
 
     def numbers(self, number: int, code: str, limit: int) -> tuple[float, ...]:
-        """Return a vector of at most `limit` numbers of the type `code`."""
+        """Return a vector of numbers of the `struct` type `code`; NotAModel for more than `limit`."""
         size = struct.calcsize(code)
         start, count = self.span(number, size)
         if count > limit:
@@ -89,7 +89,7 @@ class Table:
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def integers(self, number: int, code: str, limit: int) -> tuple[int, ...]:
-        """Return a vector of at most `limit` integers of the type `code`."""
+        """Return a vector of integers of the `struct` type `code`; NotAModel for more than `limit`."""
         return tuple(map(int, self.numbers(number, code, limit)))
 
     def text(self, number: int) -> str:
@@ -100,7 +100,7 @@ class Table:
         return bytes(self._data[start : start + count]).decode("utf-8", "replace")
 
     def span(self, number: int, size: int) -> tuple[int, int]:
-        """Return where the entries of a vector begin, each of `size` bytes, and their number."""
+        """Return the offset and the number of a vector's entries, each of `size` bytes."""
         place = self._place(number)
         if place is None:
             return 0, 0
@@ -129,11 +129,9 @@ def _read(data: Buffer, position: int, code: str) -> float:
 
 
 # ---------------------------------------------------------------- operators
-# Their names, and the options of imported ones. Numbers and fields are those of TensorFlow's
-# `lite/schema/schema.fbs`, version 3 (LiteRT 2).
+# Codes and fields follow TensorFlow's `lite/schema/schema.fbs`, version 3 (LiteRT 2).
 
 
-# The operators in the order of `BuiltinOperator`.
 NAMES: Final = (
     "ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE "
     "EMBEDDING_LOOKUP FLOOR FULLY_CONNECTED HASHTABLE_LOOKUP L2_NORMALIZATION L2_POOL_2D "
@@ -167,17 +165,16 @@ NAMES: Final = (
     "STABLEHLO_GATHER STABLEHLO_TRANSPOSE DILATE STABLEHLO_RNG_BIT_GENERATOR REDUCE_WINDOW "
     "STABLEHLO_COMPOSITE STABLEHLO_SHIFT_LEFT STABLEHLO_CBRT "
 ).split()
-"""The operators in the order of their codes."""
+"""The operators in the order of `BuiltinOperator` codes."""
 
 CUSTOM: Final = NAMES.index("CUSTOM")
-"""The number of operators that are not TFLite's own."""
+"""The code of custom operators."""
 
 _WINDOW: Final = "padding:b stride_w:i stride_h:i"
 _DILATION: Final = "dilation_w:i=1 dilation_h:i=1"
 _VECTOR_LIMIT: Final = 16
 
-# Each field as NAME:TYPE=DEFAULT in the order of its table. Types are those of `struct`, and `v` for a vector of
-# int32.
+# Operator -> its option fields NAME:TYPE=DEFAULT in table order. Types are `struct` codes, `v` for an int32 vector.
 _FIELDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         "ABS ADD_N ARG_MAX ARG_MIN BATCH_TO_SPACE_ND BROADCAST_TO CAST CEIL COS DEQUANTIZE ELU "
@@ -239,21 +236,21 @@ _VARIABLE_FIELDS: Final[Mapping[str, str]] = {
 VARIABLE_OPERATORS: Final = frozenset(_VARIABLE_FIELDS)
 """Operators on variables, which `read_model` replaces by inputs and outputs."""
 
-# The operands of recurrent operators that are variable tensors.
+# Recurrent operator -> its operands that are variable tensors.
 _STATE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"), (18, 19)),
     **dict.fromkeys(("RNN", "SVDF", "UNIDIRECTIONAL_SEQUENCE_RNN"), (4,)),
 }
 
 FIX: Final = "replace the operator in the model, or end the model before it"
-"""The remedy for an operator that is not imported."""
+"""The fix for an operator that cannot be imported."""
 
 SUPPORTED: Final = frozenset(_FIELDS)
-"""The operators that are imported."""
+"""The operators that can be imported."""
 
 
 def read_options(name: str, table: Table | None) -> dict[str, Any]:
-    """Return the options of an operator by name: numbers, texts, and tuples of integers."""
+    """Return the options of an operator by name: numbers, strings, and tuples of integers."""
     options: dict[str, Any] = {}
     fields = _FIELDS.get(name) or _VARIABLE_FIELDS.get(name, "")
     for number, field in enumerate(fields.split()):
@@ -275,15 +272,15 @@ def read_options(name: str, table: Table | None) -> dict[str, Any]:
 
 
 IDENTIFIER: Final = b"TFL3"
-"""The identifier of TFLite files, from the fifth byte on."""
+"""The file identifier of TFLite, at byte 4."""
 
 MAX_ENTRIES: Final = 100_000
-"""The most tensors and operators of a model: no converter makes more, and TVM would take hours."""
+"""Maximum number of tensors and of operators: converters make fewer, and TVM would take hours."""
 
 IMPORTED_DTYPES: Final = frozenset(
     "float32 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
-"""The dtypes of tensors that are imported."""
+"""The dtypes that can be imported."""
 
 _MAX_RANK: Final = 8
 _MAX_OPERANDS: Final = 10_000
@@ -296,12 +293,12 @@ _NO_TENSOR: Final = -1
 
 
 class Quantization(NamedTuple):
-    """The meaning of integers that stand for real values: scale · (integer − zero_point).
+    """The quantization parameters of a tensor: value = scale · (integer − zero_point).
 
     Attributes:
         scales: One for the whole tensor, or one for each entry along `axis`.
-        zero_points: As many.
-        axis: The axis of the channels that have a scale each.
+        zero_points: One for each scale.
+        axis: The channel axis of per-channel scales.
     """
 
     scales: tuple[float, ...]
@@ -313,13 +310,13 @@ class Tensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        name: As in the file; empty for some.
-        dtype: As NumPy names it, where NumPy has it.
-        dims: Its sizes, −1 for free ones. Those of results are placeholders: they follow from the inputs.
-        data: Where the bytes of its values begin and end; None for a tensor that is computed.
-        quantization: The meaning of its integers; None for plain values.
-        is_sparse: Whether its values are stored in a sparse format.
-        is_variable: Whether it keeps its values from call to call.
+        name: Name in the file; may be empty.
+        dtype: NumPy's name of the dtype, or TFLite's if NumPy does not have it.
+        dims: Sizes, −1 for dynamic ones. Sizes of results are placeholders: they follow from the inputs.
+        data: Start and end of the values in the file; None for a computed tensor.
+        quantization: Quantization parameters; None for plain values.
+        is_sparse: Whether the values are stored in a sparse format.
+        is_variable: Whether the tensor keeps its values between calls.
     """
 
     name: str
@@ -335,10 +332,10 @@ class Operator(NamedTuple):
     """An operator of a file.
 
     Attributes:
-        name: As in `BuiltinOperator`; for custom operators `CUSTOM` and the operator's name.
+        name: Name in `BuiltinOperator`; for custom operators `CUSTOM` and the operator's name.
         inputs: Tensor indices, negative for omitted operands.
         outputs: Tensor indices.
-        options: Its options by name; empty for an operator that is not imported.
+        options: Options by name; empty for an unsupported operator.
     """
 
     name: str
@@ -351,11 +348,11 @@ class Model(NamedTuple):
     """The main graph of a file, in which variables are the last inputs and outputs.
 
     Attributes:
-        operators: Its operators in the order of execution, without those on variables. Recurrent ones have a result for
-            each variable tensor.
-        inputs: Number of a tensor -> name of that input, in order.
-        outputs: Names and tensor indices of the outputs, in order.
-        variables: Number of the input of each variable -> where its initial values begin and end; None for zeros.
+        operators: Operators in order of execution, without operators on variables. Recurrent operators have an
+            additional result for each variable tensor.
+        inputs: Tensor index -> name of the input, in order.
+        outputs: (name, tensor index) of the outputs, in order.
+        variables: Tensor index of each variable's input -> start and end of its initial values; None for zeros.
     """
 
     tensors: Sequence[Tensor]
@@ -366,7 +363,7 @@ class Model(NamedTuple):
 
     @property
     def next_values(self) -> Sequence[tuple[str, int]]:
-        """The outputs that replace the variables, in their order."""
+        """The outputs with the next values of the variables, in the order of the variables."""
         return self.outputs[len(self.outputs) - len(self.variables) :]
 
 
@@ -398,15 +395,15 @@ def _is_quantized_constant(tensor: Tensor) -> bool:
 
 
 def is_tflite(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is a TFLite model."""
+    """Return whether the first bytes of a file are those of a TFLite model."""
     return head[4:8] == IDENTIFIER
 
 
 def read_model(data: Buffer) -> Model:
-    """Return the content of a file.
+    """Read a TFLite model.
 
     Raises:
-        NotAModel: when it is not a TFLite model.
+        NotAModel: if the file is damaged or not a TFLite model.
     """
     if not is_tflite(data[:8]):
         raise NotAModel("it does not begin as one")
@@ -462,15 +459,15 @@ _Handle = tuple[str, str]
 
 
 class _Variables:
-    """Makes values that a model keeps from call to call into inputs and outputs.
+    """Conversion of variables, which a model keeps between calls, to inputs and outputs.
 
-    Reading a variable gives an input, or what was assigned before in the same call; what is assigned last is an output.
-    A recurrent operator gets a further result in place of a variable tensor that it changes.
+    A read returns the last value assigned in the same call, or else an input. The last assigned value becomes an
+    output. A recurrent operator gets an additional result for each variable tensor that it changes.
 
     Attributes:
-        operators: The operators that are left.
-        renamed: Tensors whose values are those of another one.
-        current: The tensors of variables at the beginning of a call -> those at its end.
+        operators: The remaining operators.
+        renamed: Tensor -> the tensor that has the same value.
+        current: Tensor of a variable at the beginning of a call -> tensor with its value at the end.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -478,15 +475,15 @@ class _Variables:
         self.renamed: dict[int, int] = {}
         self.current: dict[int, int] = {}
         self._tensors = tensors
-        # by the tensors with their handles
+        # Tensor with a handle -> the handle.
         self._handles: dict[int, _Handle] = {}
-        # the tensors in which they begin and end
+        # Handle -> tensor with the first, and with the last assigned value.
         self._first: dict[_Handle, int] = {}
         self._assigned: dict[_Handle, int] = {}
         self._initial: dict[_Handle, Tensor] = {}
 
     def add(self, operator: Operator) -> None:
-        """Take the next operator of the graph."""
+        """Process the next operator of the graph."""
         name, old = operator.name, operator.inputs
         inputs = tuple(self.renamed.get(number, number) for number in old)
         handle = self._handles.get(inputs[0]) if inputs else None
@@ -514,7 +511,7 @@ class _Variables:
         return self.current[number]
 
     def start(self, tensors: Sequence[Tensor], operators: Sequence[Operator]) -> bool:
-        """Take the initial values that a graph assigns; return whether it does nothing else."""
+        """Record the initial values that a graph assigns; return whether the graph only assigns."""
         handles: dict[int, _Handle] = {}
         for operator in operators:
             inputs = operator.inputs
@@ -528,7 +525,7 @@ class _Variables:
         return True
 
     def list_variables(self) -> dict[int, tuple[str, tuple[int, int] | None]]:
-        """Return name and initial values of each variable that a call reads first, by its tensor."""
+        """Return tensor -> name and initial values of each variable that becomes an input."""
         variables: dict[int, tuple[str, tuple[int, int] | None]] = {
             number: (self._tensors[number].name or f"tensor_{number}", None)
             for number in self.current
@@ -537,7 +534,7 @@ class _Variables:
             following, initial = self._assigned.get(handle, number), self._initial.get(handle)
             is_constant = initial is not None and following == number
             if initial is not None:
-                # the file has placeholders for the shapes of results
+                # Shapes of results in the file are placeholders.
                 data = initial.data if is_constant else None
                 known = self._tensors[number]._replace(dtype=initial.dtype, dims=initial.dims)
                 self._tensors[number] = known._replace(data=data)
@@ -561,7 +558,7 @@ def _check_numbers(numbers: Sequence[int], count: int, *, optional: bool = False
 def _buffer_span(table: Table, size: int) -> tuple[int, int] | None:
     start, count = table.span(0, 1)
     if not count:
-        # Large models have their data behind the tables.
+        # Large models store their data after the tables.
         start, count = table.integer(1, "Q"), table.integer(2, "Q")
     if start + count > size:
         raise NotAModel("it is incomplete")
@@ -597,7 +594,7 @@ def _read_quantization(table: Table | None) -> Quantization | None:
 
 
 def _operator_name(table: Table) -> str:
-    # Numbers above 127 do not fit the first field, which old files alone have.
+    # Old files have only the first field, which cannot store codes above 127.
     number = max(table.integer(0, "b"), table.integer(3, "i"))
     if number == CUSTOM:
         return f"CUSTOM {table.text(1)}"
@@ -613,7 +610,7 @@ def _read_operator(table: Table, codes: Sequence[str]) -> Operator:
 
 
 def _read_signature(root: Table) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the names of inputs and outputs by their tensor indices, if there is a signature."""
+    """Return tensor index -> name of inputs and of outputs, if the file has a signature."""
     for table in root.tables(7, MAX_ENTRIES):
         if table.integer(4, "I") == 0:
             entries = [list(table.tables(number, _MAX_OPERANDS)) for number in (0, 1)]
@@ -630,7 +627,7 @@ def _names(
 
 
 def _distinct(names: Iterator[str], budget: Budget) -> Iterator[str]:
-    """Yield names, numbered where they repeat: a tensor may be an output twice."""
+    """Yield names, with repeated names numbered, because a tensor may be an output twice."""
     for name in number_repeated(names):
         budget.spend(len(name))
         yield name

@@ -1,4 +1,4 @@
-"""The tensors of a TFLite file, as values of an ONNX graph, and an operator that is converted."""
+"""The tensors of a TFLite file as values of an ONNX graph, and an operator during its conversion."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _QUANTIZED: Final = frozenset({"int8", "uint8", "int16"})
 
 
 def first_axes(rank: int) -> list[int]:
-    """Return the axes of an image with channels last in the order with channels first."""
+    """Return the permutation from channels-last to channels-first layout."""
     return [0, rank - 1, *range(1, rank - 1)]
 
 
 def last_axes(rank: int) -> list[int]:
-    """Return the axes of an image with channels first in the order with channels last."""
+    """Return the permutation from channels-first to channels-last layout."""
     return [0, *range(2, rank), 1]
 
 
 class Tensors:
-    """The values of all tensors that are computed so far."""
+    """The values of all tensors computed so far."""
 
     def __init__(self, graph: Graph, tensors: Sequence[Tensor], data: Buffer) -> None:
         self.graph = graph
         self._tensors = tensors
         self._data = data
-        # By number of a tensor, and whether channels are first: as stored, and as real values.
+        # (tensor index, whether channels are first) -> stored value, and dequantized value.
         self._stored: dict[tuple[int, bool], Value] = {}
         self._real: dict[tuple[int, bool], Value] = {}
         self.padded: dict[int, tuple[int, list[int]]] = {}
-        """Images with zeros around others: the number of the other tensor, and the widths as ONNX has them."""
+        """Zero-padded image -> (index of the unpadded tensor, ONNX pads)."""
 
     def tensor(self, number: int) -> Tensor:
         return self._tensors[number]
@@ -72,13 +72,13 @@ class Tensors:
         self._stored[number, False] = value
 
     def stored(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor in its stored form: quantized ones are integers."""
+        """Return a tensor in its stored form, in which quantized values are integers."""
         if (number, first) not in self._stored:
             self._stored[number, first] = self._reordered(self._stored, number, first)
         return self._stored[number, first]
 
     def real(self, number: int, *, first: bool = False) -> Value:
-        """Return a tensor as the values that it stands for."""
+        """Return a tensor with real (dequantized) values."""
         quantization = self.quantization(number)
         if quantization is None:
             return self.stored(number, first=first)
@@ -95,7 +95,7 @@ class Tensors:
         return self.graph.add("DequantizeLinear", value, *parameters, axis=axis)
 
     def write(self, number: int, value: Value, *, first: bool = False) -> None:
-        """Set a tensor to real values, which are quantized as the file says."""
+        """Set a tensor to real values, which are quantized if the tensor is."""
         quantization, dtype = self.quantization(number), self._tensors[number].dtype
         if quantization is not None and value.dtype == "float32":
             parameters = self._parameters(quantization, dtype)
@@ -115,7 +115,7 @@ class Tensors:
         return self.graph.constant(scales), self.graph.constant(zero_points)
 
     def _reordered(self, values: dict[tuple[int, bool], Value], number: int, first: bool) -> Value:
-        """Return a tensor in the requested layout, transposed from the other layout or from a constant."""
+        """Return a tensor in the requested layout, transposed from the other layout if necessary."""
         other = values.get((number, not first))
         if other is None:
             other = values[number, False] = self._constant(number)
@@ -148,14 +148,14 @@ class Tensors:
 
 
 MAX_COUNT: Final = 1 << 24
-"""Maximum number of elements of a constant that a small operand expands to (such as Fill)."""
+"""Maximum number of elements of a constant that expands a small operand, as in Range."""
 
 _SAME: Final = 0
 _NO_ACTIVATION: Final = 0
 
 
 class Operation:
-    """An operator, the tensors that it reads, and the graph to which it adds nodes."""
+    """An operator during its conversion, with its tensors and the graph to which it adds nodes."""
 
     def __init__(self, operator: Operator, tensors: Tensors) -> None:
         self.name = operator.name
@@ -166,17 +166,17 @@ class Operation:
         self.graph: Graph = tensors.graph
 
     def has(self, position: int) -> bool:
-        """Return whether an operand exists: some may be left out."""
+        """Return whether an operand exists and is not omitted."""
         return position < len(self.inputs) and self.inputs[position] >= 0
 
     def number(self, position: int) -> int:
-        """Return the number of the tensor of an operand."""
+        """Return the tensor index of an operand."""
         if not self.has(position):
             raise self.refusal(f"without operand {position}")
         return self.inputs[position]
 
     def real(self, position: int = 0, *, first: bool = False) -> Value:
-        """Return an operand as the values that it stands for, with channels first or last."""
+        """Return an operand with real (dequantized) values, with channels first or last."""
         return self.tensors.real(self.number(position), first=first)
 
     def is_first(self, position: int = 0) -> bool:
@@ -184,7 +184,7 @@ class Operation:
         return self.tensors.is_first(self.number(position))
 
     def in_its_order(self, position: int = 0) -> tuple[Value, bool]:
-        """Return an operand in the order of axes that it exists in, and whether channels are first."""
+        """Return an operand in its existing layout, and whether channels are first."""
         first = self.is_first(position)
         return self.real(position, first=first), first
 
@@ -192,7 +192,7 @@ class Operation:
         return self.tensors.rank(self.number(position))
 
     def constant(self, position: int) -> Array:
-        """Return the values of an operand that must be constant: a shape, axes."""
+        """Return the values of an operand that must be constant, such as a shape or axes."""
         value = self.tensors.stored(self.number(position))
         if value.array is None:
             raise self.refusal(f"with operand {position} that is computed when the model runs")
@@ -204,7 +204,7 @@ class Operation:
         return [int(value) for value in np.ravel(self.constant(position))]
 
     def sizes(self, position: int) -> list[IrSize]:
-        """Return the values of an operand that must be constant, or follow from the dimensions."""
+        """Return the values of an operand, which must be constant or depend only on dimensions."""
         value = self.tensors.stored(self.number(position))
         if value.has_dynamic_elements:
             assert value.array is not None
@@ -212,13 +212,13 @@ class Operation:
         return list(self.integers(position))
 
     def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
-        """Return sizes that the operator needs as constants."""
+        """Return sizes that must be constant; DynamicShapeProblem if any is dynamic."""
         if any(map(is_dynamic, sizes)):
             raise DynamicShapeProblem(f"{unfixed_text(sizes)}: {shape_text(sizes)}")
         return list(map(int, sizes))
 
     def shapes_text(self) -> str:
-        """Return the shapes of the operands that are computed, for messages."""
+        """Return the shapes of the operands that are not constants, for messages."""
         return names_text([shape_text(value.shape) for value in self._computed()])
 
     def _computed(self) -> list[Value]:
@@ -226,7 +226,7 @@ class Operation:
         return list(map(self.tensors.stored, numbers))
 
     def axis(self, position: int, rank: int) -> int:
-        """Return a constant operand that is an axis, which may count from the end."""
+        """Return the non-negative axis in a constant operand."""
         return self.checked_axis(self.integers(position)[0], rank)
 
     def checked_axis(self, axis: int, rank: int) -> int:
@@ -235,11 +235,11 @@ class Operation:
         return axis % rank
 
     def write(self, value: Value, position: int = 0, *, first: bool = False) -> None:
-        """Set a result to real values, after the activation that the operator has."""
+        """Apply the operator's fused activation to real values, and set a result."""
         self.tensors.write(self.outputs[position], self.activate(value), first=first)
 
     def activate(self, value: Value) -> Value:
-        """Return real values after the activation that the operator has."""
+        """Apply the operator's fused activation to real values."""
         activation = self.options.get("activation", _NO_ACTIVATION)
         if activation == _NO_ACTIVATION:
             return value
@@ -248,7 +248,7 @@ class Operation:
         return ACTIVATIONS[activation](self.graph, value)
 
     def write_states(self, values: Sequence[Value]) -> None:
-        """Set the variable tensors of the operator, whose new values are its last results."""
+        """Set the operator's last results, the new values of its variable tensors."""
         if len(self.outputs) != 1 + len(values):
             raise self.refusal("without its variable tensors")
         for number, value in zip(self.outputs[1:], values, strict=True):
@@ -259,7 +259,7 @@ class Operation:
         return self.tensors.tensor(self.outputs[position]).dtype
 
     def weight(self, position: int, axes: Sequence[int]) -> Value:
-        """Return weights as the values that they stand for, with their axes in another order."""
+        """Return dequantized weights with their axes permuted."""
         number = self.number(position)
         quantization = self.tensors.quantization(number)
         value = self.graph.transpose(self.tensors.stored(number), axes)
@@ -271,9 +271,9 @@ class Operation:
         return self.tensors.dequantize(value, quantization, axis)
 
     def bias(self, position: int, data: int, weights: int) -> Value | None:
-        """Return a bias as real values; None if it is left out.
+        """Return a bias with real values, or None if it is omitted.
 
-        Its integers have the product of the scales of the operands `data` and `weights`.
+        The scale of an integer bias is the product of the scales of the operands `data` and `weights`.
         """
         if not self.has(position):
             return None
@@ -289,7 +289,7 @@ class Operation:
         return self.graph.constant(value.array * factors, "float32", name)
 
     def refusal(self, case: str) -> ImportFailed:
-        """Return the error for a case of the operator that is not imported."""
+        """Return the error for an unsupported case of the operator."""
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
         is_dynamic = any(value.is_dynamic for value in self._computed())
@@ -303,9 +303,9 @@ def pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[int]:
-    """Return the padding of a window along each axis, first all before, then all after the data.
+    """Return the padding of a window: for each axis before the data, then for each axis after.
 
-    With `SAME` padding there are ⌈size / stride⌉ results, and one more pixel behind than before.
+    With `SAME` padding there are ⌈size / stride⌉ results, and odd padding has one more pixel after the data.
     """
     if operation.options["padding"] != _SAME:
         return [0] * (2 * len(sizes))
@@ -323,13 +323,13 @@ ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
     3: lambda graph, value: limit(graph, value, 0.0, 6.0),
     4: lambda graph, value: graph.add("Tanh", value),
 }
-"""The activations that are part of other operators, by their values in `ActivationFunctionType`."""
+"""`ActivationFunctionType` of a fused activation -> its nodes."""
 
 
 def aligned(operation: Operation, positions: Sequence[int]) -> tuple[list[Value], bool]:
-    """Return operands that broadcast in one order of axes, and whether channels are first.
+    """Return broadcasting operands in a common layout, and whether channels are first.
 
-    Channels-first layout is chosen if one operand exists only in it, to avoid transposes between convolutions.
+    Channels-first layout is chosen if an operand exists only in it, to avoid transposes between convolutions.
     """
     rank = max(operation.rank(position) for position in positions)
     first = any(operation.is_first(p) and operation.rank(p) == rank for p in positions)
@@ -350,7 +350,7 @@ def _with_channels_first(operation: Operation, position: int, rank: int) -> Valu
 
 
 def axis_in(axis: int, rank: int, first: bool) -> int:
-    """Return the position of a file's axis in the layout of a value."""
+    """Return the index of a file's axis in the layout of a value."""
     return first_axes(rank).index(axis) if first else axis
 
 

@@ -1,4 +1,4 @@
-"""Recurrent operators, whose variable tensors are operands and results: see `_model`."""
+"""Converters of recurrent operators, whose variable tensors are operands and results (see `_model`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from tvmflow.frontends._onnx_graph import Value
 from tvmflow.frontends.tflite._operation import Converter, Operation, limit
 
-# Each step of a sequence becomes nodes of its own.
+# Sequences are unrolled: each step becomes separate nodes.
 _MAX_STEPS: Final = 256
 
 _Step = Callable[[Value], Value]
 
 
 def _unroll(operation: Operation, projected: Value, step: _Step) -> None:
-    """Write the results of the steps along the time axis of `projected`, as `step` returns them."""
+    """Apply `step` along the time axis of `projected`, and write the results."""
     graph = operation.graph
     is_sequence = operation.name.startswith("UNIDIRECTIONAL")
     if not is_sequence:
@@ -36,7 +36,7 @@ def _unroll(operation: Operation, projected: Value, step: _Step) -> None:
 
 
 def _write(operation: Operation, value: Value) -> None:
-    """Set the result to values to which the activation was applied in each step."""
+    """Set the result to values that include the activation already."""
     operation.tensors.write(operation.outputs[0], value)
 
 
@@ -61,7 +61,7 @@ _INPUT, _FORGET, _CELL, _OUTPUT = range(4)
 
 
 def _lstm(operation: Operation) -> None:
-    """Convert LSTM, whose input gate is 1 - forget gate where the operand for it is left out."""
+    """Convert LSTM; without operands for the input gate, it is 1 - forget gate (CIFG)."""
     if operation.options.get("kernel_type") or any(map(operation.has, range(20, 24))):
         raise operation.refusal("of the kind `basic` or with layer normalization")
     graph, options = operation.graph, operation.options
@@ -123,7 +123,7 @@ def _clip(operation: Operation, value: Value, most: float) -> Value:
 
 
 def _svdf(operation: Operation) -> None:
-    """Convert SVDF: features of the last steps, weighted, and summed over `rank` filters a unit."""
+    """Convert SVDF: weighted features of the last steps, summed over `rank` filters per unit."""
     graph, rank = operation.graph, int(operation.options["rank"])
     features, times = operation.weight(1, (1, 0)), operation.weight(2, (0, 1))
     filters, steps = operation.fixed(times.shape)

@@ -23,13 +23,11 @@ from tvmflow.frontends.tflite._model import (
 
 
 class _Interpreter(LoadedReference):
-    """LiteRT on the CPU.
+    """LiteRT on the CPU. Latency is measured with the unchanged file and default delegates.
 
-    It rounds float32 data that meet integer weights by their range as it runs, in other ways on other
-    CPUs: outputs are those of the same model with these weights in float32, latency that of the file.
-    Variables are inputs and outputs of a copy of the model, and latency is that of the file.
-    Inner tensors are only there where no delegate computes several operators at once; latency is
-    that of the interpreter as programs use it.
+    Outputs come from a changed copy of the model if necessary. Integer weights of hybrid operators become float32,
+    because LiteRT quantizes their data at run time, differently on each CPU. Variables become inputs and outputs. For
+    inner tensors, delegates that fuse operators are disabled.
     """
 
     def __init__(self, first: Message) -> None:
@@ -45,7 +43,7 @@ class _Interpreter(LoadedReference):
         self._variables = {name: number for number, name in variables.items()}
         self._inputs = {name: n for n, name in model.inputs.items() if n not in variables}
         names = dict(model.outputs)
-        # a variable tensor has no other number after a call
+        # A variable tensor has the same index before and after a call.
         names |= {
             output: n
             for (output, _), n in zip(model.next_values, model.variables, strict=True)
@@ -108,14 +106,14 @@ class _Interpreter(LoadedReference):
 
 
 def _with_inputs(data: bytes, model: Model) -> bytes:
-    """Return a file in which variables behind handles are inputs and outputs, as `Model` has them."""
+    """Return a copy of a file with variables as inputs and outputs, as in `Model`."""
     from ai_edge_litert import schema_py_generated as schema
 
     whole = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
     graph, names = whole.subgraphs[0], [NAMES[_code(entry)] for entry in whole.operatorCodes]
     graph.operators = [o for o in graph.operators if names[o.opcodeIndex] not in VARIABLE_OPERATORS]
     for operator, known in zip(graph.operators, model.operators, strict=True):
-        # a recurrent operator reads the variable tensor that an earlier one changed, by its number in the file
+        # For a variable tensor that an earlier operator changed, the file's own tensor index is kept.
         operator.inputs = [
             number if number < len(graph.tensors) else operator.inputs[position]
             for position, number in enumerate(known.inputs)
@@ -124,7 +122,7 @@ def _with_inputs(data: bytes, model: Model) -> bytes:
         if number in model.variables:
             graph.tensors[number].shape = graph.tensors[number].shapeSignature = list(tensor.dims)
         elif tensor.data and not graph.tensors[number].buffer:
-            # it is never assigned to
+            # The variable is never assigned to.
             content = np.frombuffer(data[slice(*tensor.data)], np.uint8)
             whole.buffers.append(schema.BufferT(data=content))
             graph.tensors[number].buffer = len(whole.buffers) - 1
@@ -140,7 +138,7 @@ def _code(entry: Any) -> int:
 
 
 def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> bytes:
-    """Return a file in which these weights, by operators and positions of operands, are float32."""
+    """Return a copy of a file with weights, given as (operator, operand) indices, in float32."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
@@ -170,7 +168,7 @@ def _pack(model: Any, size: int) -> bytes:
 
 
 def _dequantized(tensor: Any, data: Array) -> Array:
-    """Return the values that the integers of a tensor stand for: scale · (integer − zero point)."""
+    """Dequantize a tensor: scale · (integer − zero point)."""
     from ai_edge_litert import schema_py_generated as schema
 
     is_signed = tensor.type == schema.TensorType.INT8
