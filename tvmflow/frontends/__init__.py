@@ -1,6 +1,6 @@
 """Frontends: each imports the models of one framework, and runs that framework as the reference.
 
-Each has the fields that name its models under `model:` in a recipe. Imports `custom_operators` and layers below it.
+A frontend also declares its fields under `model:` in a recipe. Imports `custom_operators` and below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Make the registry when it is first read: the process of a reference needs none of it."""
+    """Create the registry on first access, because reference processes do not need it."""
     if name != "FRONTENDS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tvmflow.frontends.mxnet import MxnetFrontend
@@ -25,5 +25,5 @@ def __getattr__(name: str) -> object:
 
     frontends = (MxnetFrontend(), OnnxFrontend(), PytorchFrontend(), TfliteFrontend())
     registry = {frontend.KIND: frontend for frontend in frontends}
-    # another thread may have been first
+    # Another thread may have created it meanwhile.
     return globals().setdefault(name, registry)

@@ -1,8 +1,8 @@
-"""Turns tensors whose size is known only when a model runs into the largest ones with a count.
+"""Pad data-dependent shapes to their upper bound, and return the number of valid rows.
 
-A kernel that selects rows, such as non-maximum suppression, fills as many rows as it can select, and counts
-those that it selected. The operators after it compute with all rows; the counted ones are right as long as no
-row influences another. A model that mixes rows needs shapes that TVM's runtime knows.
+A kernel that selects rows, such as non-maximum suppression, returns its maximum number of rows, and the number of valid
+rows. Later operators compute with all rows; valid rows are correct as long as rows do not affect each other. A model
+that mixes rows needs data-dependent shapes, which only TVM's runtime supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvmflow.graph.ir_operators import NonMaxSuppression
 
 
 class MixedRows(StageError):
-    """A model mixes the rows of a tensor of counted size, except those of the outputs in `bounded`.
+    """A model mixes valid rows with padding; only the outputs in `bounded` keep rows apart.
 
     The message says why the model needs TVM's runtime.
     """
@@ -33,7 +33,7 @@ class MixedRows(StageError):
 
 
 class _Count(NamedTuple):
-    """The number of valid rows of a padded axis: int64 of shape [1], at most `limit` if it is not None."""
+    """The number of valid rows of a padded axis: int64 of shape [1], at most `limit` unless that is None."""
 
     axis: int
     var: Any
@@ -41,7 +41,7 @@ class _Count(NamedTuple):
 
 
 class _WrongShape(NamedTuple):
-    """A shape, or a tensor and its shape, with one padded dimension."""
+    """A tensor that contains a shape with a padded dimension."""
 
     axis: int
 
@@ -57,7 +57,7 @@ def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose `main` also returns the number of valid rows of each padded output.
 
     Raises:
-        MixedRows: An operator mixes valid rows with padding, so it needs the data-dependent shape.
+        MixedRows: If an operator mixes valid rows with padding.
     """
     if not ir.calls_operator(mod, NonMaxSuppression.NAME):
         return mod
@@ -65,11 +65,11 @@ def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 class _Analysis:
-    """Follows counted sizes through `main`."""
+    """A dataflow analysis that propagates counts of valid rows through `main`."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
-        # of each tensor, and of each field of a tuple
+        # Tensor -> its fact; tuple -> the facts of its fields.
         self._facts: dict[Any, _Fact | list[_Fact]] = {}
         self._values: dict[Any, Any] = {}
         self._outputs: list[OutputCount] = []
@@ -100,7 +100,7 @@ class _Analysis:
         return mod
 
     def _return_counts(self, binding: Any) -> tuple[list[Any], Any]:
-        """Return bindings that make a result with the counts of its tensors, and the variable that has it."""
+        """Return bindings of a result that includes the counts, and its variable."""
         value, bindings = binding.value, list[Any]()
         if not isinstance(value, relax.Tuple):
             inner = self._new_var("output", binding.var.ty)
@@ -137,11 +137,11 @@ class _Analysis:
         return facts if isinstance(facts, list) else [facts]
 
     def _fact(self, expr: Any) -> _Fact:
-        """Return the first fact of a tensor, or of the fields of a tuple."""
+        """Return the fact of a tensor, or the first fact of a tuple's fields."""
         return next((fact for fact in self._list_facts(expr) if fact is not None), None)
 
     def _follow(self, binding: Any) -> list[Any]:
-        """Record the facts of a binding's value, and return the binding, or bindings that replace it."""
+        """Record the facts of a binding's value; return the binding or its replacements."""
         value, var = binding.value, binding.var
         self._values[var] = value
         if isinstance(value, tvm.ir.Call):
@@ -158,14 +158,14 @@ class _Analysis:
         return [binding]
 
     def _refuse_facts(self, value: Any, operator: str) -> None:
-        """Raise MixedRows where a value reads a counted tensor, or has a kernel that counts in a branch."""
+        """Record a refusal if a value reads a padded tensor, or has a counting kernel in a branch."""
         is_read = any(self._fact(var) is not None for var in ir.list_variables(value))
         bindings = [b for branch in ir.branches_of(value) for b in ir.list_bindings(branch)]
         if is_read or any(_is_counting(inner.value) for inner in bindings):
             self._refuse(operator)
 
     def _refuse(self, operator: str) -> None:
-        """Remember the first operator that mixes rows."""
+        """Record an operator that mixes rows, unless one is recorded already."""
         self._mixing = self._mixing or operator
 
     def _follow_call(self, binding: Any, call: Any, var: Any) -> list[Any]:
@@ -190,7 +190,7 @@ class _Analysis:
         return self._bound_indices(binding, name, operands, facts)
 
     def _read_operands(self, call: Any) -> tuple[list[Any], list[_Fact]]:
-        """Return the tensors that a call reads, including those in tuples, and the fact of each."""
+        """Return the tensors that a call reads, including fields of tuples, and their facts."""
         operands, facts = list[Any](), list[_Fact]()
         for argument in call.args:
             value = self._values.get(argument, argument)
@@ -205,7 +205,7 @@ class _Analysis:
     def _bound_indices(
         self, binding: Any, name: str, operands: Sequence[Any], facts: Sequence[_Fact]
     ) -> list[Any]:
-        """Return a binding whose indices are within the data also in rows that do not count."""
+        """Return bindings that clamp indices, because invalid rows may have indices out of range."""
         if name not in ("take", "gather_nd") or not isinstance(facts[1], _Count):
             return [binding]
         call, (data, indices) = binding.value, operands
@@ -226,14 +226,14 @@ class _Analysis:
 
 
 def _is_counting(value: Any) -> bool:
-    """Return whether the second result of a call is how many rows of the first one count."""
+    """Return whether the second result of a call is the number of valid rows of the first."""
     return ir.as_call(value, NonMaxSuppression.NAME) is not None
 
 
 # ---------------------------------------------------------------- rules
 
 _Rule = Callable[[Any, Sequence[Any], Sequence[_Fact]], _Fact]
-"""Returns the fact of a call's result. Raises _Mixed where the operator mixes rows."""
+"""Returns the fact of a call's result; raises _Mixed if the operator mixes rows."""
 
 
 def _rank(expr: Any) -> int:
@@ -246,7 +246,7 @@ def _check(keeps_rows: object) -> None:
 
 
 def _find_count(facts: Sequence[_Fact]) -> _Count:
-    """Return the one count that operands have."""
+    """Return the common count of operands; _Mixed if there are several."""
     _check(not any(isinstance(fact, _WrongShape) for fact in facts))
     counts = [fact for fact in facts if isinstance(fact, _Count)]
     _check(len({(count.var, count.limit) for count in counts}) == 1)
@@ -254,7 +254,7 @@ def _find_count(facts: Sequence[_Fact]) -> _Count:
 
 
 def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Operands as large along the counted axis have the count; the others have one row for all."""
+    """Keep the count if operands without it broadcast along the padded axis."""
     count, rank = _find_count(facts), _rank(call)
     pairs = list(zip(operands, facts, strict=True))
     axes = {fact.axis + rank - _rank(x) for x, fact in pairs if isinstance(fact, _Count)}
@@ -268,7 +268,7 @@ def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> 
 
 
 def _same_axis(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Keep the axis of an operator over others."""
+    """Keep the count if the operator works along other axes."""
     count = _find_count(facts)
     _check(count.axis not in _read_axes(call, range(_rank(call.args[0]))))
     return count
@@ -280,7 +280,7 @@ def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _F
 
 
 def _read_axes(call: Any, default: Sequence[int]) -> Sequence[int]:
-    """Return the axes of an operator, not negative."""
+    """Return the non-negative axes of an operator."""
     axes = call.attrs.axis
     if axes is None:
         return default
@@ -294,7 +294,7 @@ def _take(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
     fact, index_fact = facts
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(data)
     if isinstance(fact, _WrongShape):
-        # one size of a shape
+        # Reading another size of the shape is harmless.
         _check(index_fact is None and isinstance(indices, tvm.ir.Constant))
         _check(fact.axis not in np.atleast_1d(indices.value.numpy()) % ir.known_shape(data)[0])
         return None
@@ -328,7 +328,7 @@ def _strided_slice(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact
 
 
 def _read_integers(expr: Any) -> list[int]:
-    """Return a tuple of constants."""
+    """Return a tuple of constant integers; _Mixed for other expressions."""
     try:
         return [int(getattr(field, "value", field)) for field in getattr(expr, "fields", expr)]
     except (TypeError, ValueError):
@@ -351,7 +351,7 @@ def _expand_dims(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
 
 
 def _reshape(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Find the counted axis with as many elements before and after it."""
+    """Keep the count if an axis of the result has the same size and number of elements before it."""
     count = _find_count(facts)
     old, new = ir.known_shape(operands[0]), ir.known_shape(call)
     before = math.prod(old[: count.axis])
@@ -369,7 +369,7 @@ def _permute(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fac
 
 
 def _concat(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """All parts have the count, and are joined along another axis."""
+    """Keep the count if all parts have it and are joined along another axis."""
     count = _find_count(facts)
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(operands[0])
     _check(all(fact == count for fact in facts) and axis != count.axis)
@@ -389,21 +389,21 @@ def _broadcast(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _F
 
 
 def _matmul(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Rows of the left matrix by a matrix that is the same for all of them."""
+    """Keep the count of the left operand's rows; the right operand is shared by all rows."""
     (left, right), count = operands, _find_count(facts[:1])
     _check(facts[1] is None and _rank(right) >= 2 and count.axis == _rank(left) - 2)
     return count._replace(axis=_rank(call) - 2)
 
 
 def _batched(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Each sample by itself."""
+    """Keep the count of independent samples."""
     count = _find_count(facts[:1])
     _check(count.axis == 0 and not any(facts[1:]))
     return count
 
 
 def _regions(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Each region of an image by itself."""
+    """Keep the count of independent regions of an image."""
     count = _find_count(facts[1:2])
     _check(count.axis == 0 and facts[0] is None)
     return count
@@ -448,4 +448,4 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "strided_slice": _strided_slice,
     "take": _take,
 }
-"""Operators that keep rows apart -> which axis of the result is counted."""
+"""Operator that keeps rows apart -> rule for its result."""

@@ -1,4 +1,4 @@
-"""Sizes that depend on dimensions, for frontends: ranges, comparisons, positions on an axis."""
+"""Symbolic sizes for frontends: simplification, comparison, and slices of dynamic axes."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from tvmflow.graph.dynamic_shapes import (
 )
 
 NO_END: Final = 1 << 31
-"""The bound of a slice to the end of an axis; negative, that of a slice to its beginning."""
+"""The bound of a slice that means the end of an axis; negated, the beginning."""
 
 
 class DynamicShapeProblem(ValueError):
-    """An operator cannot follow the dimensions; the message is the end of a sentence about it."""
+    """An operator does not support dynamic dimensions; the message is a predicate."""
 
 
 class SizeRanges:
-    """The ranges of dimensions, by which their expressions are simplified and compared."""
+    """Simplification and comparison of symbolic sizes by the ranges of dimensions."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._dimensions = {entry.name: entry for entry in dimensions}
         self._analyzer = tvm.sym.Analyzer()
-        # has each dimension as a multiple of its `multiple_of`
+        # This analyzer represents each dimension as a multiple of its `multiple_of`.
         self._by_multiples = tvm.sym.Analyzer()
         self._bound = set[str]()
         self._seen: list[Any] = []
 
     def simplify(self, size: Any) -> Any:
-        """Return a size in its simplest form; an int where it is one."""
+        """Simplify a size; return an int if it is constant."""
         if isinstance(size, int | np.integer):
             return int(size)
         for var in list_symbols(size):
@@ -56,12 +56,12 @@ class SizeRanges:
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
 
     def simplify_multiple(self, size: Any) -> Any:
-        """Return a size in its simplest form for multiples of `multiple_of`."""
+        """Simplify a size, using that dimensions are multiples of `multiple_of`."""
         size = self.simplify(size)
         return size if isinstance(size, int) else plain(self._by_multiples.simplify(size))
 
     def is_certain(self, condition: Any) -> bool:
-        """Return whether a condition holds for all sizes."""
+        """Return whether a condition provably holds for all sizes."""
         if isinstance(condition, bool | np.bool_):
             return bool(condition)
         for var in list_symbols(condition):
@@ -69,19 +69,19 @@ class SizeRanges:
         return bool(self._analyzer.can_prove(condition))
 
     def is_equal(self, one: Any, other: Any) -> bool:
-        """Return whether two sizes are always the same."""
+        """Return whether two sizes are provably equal."""
         difference = self.simplify_multiple(one - other)
         return isinstance(difference, int) and difference == 0
 
     def are_equal(self, sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Return whether two shapes are always the same."""
+        """Return whether two shapes are provably equal."""
         return len(sizes) == len(others) and all(map(self.is_equal, sizes, others))
 
     def check_equal(self, one: Any, other: Any, what: str) -> None:
-        """Check that two sizes are the same; if that is not certain, at the ends of the dimensions' ranges.
+        """Check that two sizes are equal; if that cannot be proved, at samples of the dimensions' ranges.
 
         Raises:
-            DynamicShapeProblem: when they are not; `what` begins the sentence.
+            DynamicShapeProblem: if they differ; `what` is the subject of the message.
         """
         if self.is_equal(one, other):
             return
@@ -105,14 +105,14 @@ class SizeRanges:
             yield {e.name: max(e.max - steps * e.multiple_of, e.min) for e in entries}
 
     def as_seen(self, size: Any) -> Any:
-        """Return the equal size of an earlier tensor, so that both fit; else the size itself."""
+        """Return an equal size of an earlier tensor, so that TVM sees them as equal, or the size itself."""
         size = self.simplify(size)
         if isinstance(size, int):
             return size
         return next((seen for seen in self._seen if self.is_equal(seen, size)), size)
 
     def see(self, sizes: Sequence[Any]) -> list[Any]:
-        """Return the sizes of a tensor in their simplest form, which others may be the same as."""
+        """Simplify the sizes of a tensor, and remember them for `as_seen`."""
         simple = [self.simplify(size) for size in sizes]
         for size in simple:
             if not isinstance(size, int) and not any(map(size.same_as, self._seen)):
@@ -120,7 +120,7 @@ class SizeRanges:
         return simple
 
     def clamp(self, position: Any, extent: Any) -> Any:
-        """Return a position within an axis; a negative one counts from its end."""
+        """Clamp a position to an axis of size `extent`; a negative position counts from the end."""
         if isinstance(position, int) and abs(position) >= NO_END:
             return extent if position > 0 else 0
         if self.is_certain(position < 0):
@@ -138,7 +138,7 @@ class SizeRanges:
         return self.simplify(tirx.min(tirx.convert(position), tirx.convert(extent)))
 
     def at_least(self, position: Any, least: Any) -> Any:
-        """Return the larger one of two positions."""
+        """Return the maximum of two positions."""
         if isinstance(position, int) and isinstance(least, int):
             return max(position, least)
         if self.is_certain(position >= least):
@@ -160,9 +160,9 @@ class SizeRanges:
         *,
         is_lower: bool = False,
     ) -> list[int]:
-        """Return the padding for ⌈size / stride⌉ windows of each axis: all before, then all after data.
+        """Return `SAME` padding for ⌈size / stride⌉ windows: for each axis before the data, then after.
 
-        The larger part of an odd padding is after the data, or before them if `is_lower`.
+        Odd padding is larger after the data, or before the data if `is_lower`.
         """
         totals = []
         for size, extent, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -179,10 +179,10 @@ class SizeRanges:
         return [*large, *small] if is_lower else [*small, *large]
 
     def check_result(self, sizes: Sequence[Any]) -> bool:
-        """Return whether the sizes of a tensor follow from the dimensions.
+        """Return whether the sizes of a tensor depend only on dimensions.
 
         Raises:
-            DynamicShapeProblem: when it is too large at the largest sizes of the dimensions.
+            DynamicShapeProblem: if the tensor is too large at the maximum of the dimensions.
         """
         if not all(var.name in self._dimensions for size in sizes for var in list_symbols(size)):
             return False
@@ -200,11 +200,11 @@ class SizeRanges:
         return True
 
     def unknown_text(self) -> str:
-        """Return why a result has unknown sizes."""
+        """Return the message about a result with unknown sizes."""
         return f"its sizes do not follow from {names_text(sorted(self._dimensions))}"
 
     def _bind(self, var: Any) -> None:
-        """Let the analyzer know the range of a dimension."""
+        """Bind a dimension to its range in the analyzers, once."""
         dimension = self._dimensions.get(var.name)
         if dimension is None or var.name in self._bound:
             return
@@ -217,13 +217,13 @@ def shape_text(sizes: Sequence[Any]) -> str:
     """Return the sizes of a tensor for messages, with the names of dimensions.
 
     Raises:
-        NoSize: when one is not a size that depends only on dimensions.
+        NoSize: if a size does not depend only on dimensions.
     """
     return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
 
 
 def unfixed_text(sizes: Sequence[Any]) -> str:
-    """Return the dimensions of sizes that must be fixed, as the problem of an operator."""
+    """Return the message about dynamic sizes that an operator needs as constants."""
     names = {str(var.name) for size in sizes for var in list_symbols(size)}
     have = "has" if len(names) == 1 else "have"
     return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
@@ -233,12 +233,12 @@ def unfixed_text(sizes: Sequence[Any]) -> str:
 _INTERNALS: Final = re.compile(
     r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
 )
-# Errors about values of Python, not of a model.
+# Errors about Python values, whose texts do not help users.
 _PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 
 
 def explain_failure(error: Exception, operands: str) -> str:
-    """Return an error's text; for an internal one, the operands without a conversion."""
+    """Return the text of an error; for an internal error, that these operands are not supported."""
     reason = last_line(error)
     if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
         return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
@@ -248,7 +248,7 @@ def explain_failure(error: Exception, operands: str) -> str:
 def tensor_spec(
     name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
 ) -> TensorSpec:
-    """Return a tensor of a model with its shape, and its sizes where some are dynamic."""
+    """Return the spec of a Relax tensor; `largest` has the maximum of each dimension."""
     sizes = sizes_of(SimpleNamespace(ty=kind))
     try:
         if sizes is None:

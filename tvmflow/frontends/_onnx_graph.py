@@ -1,4 +1,4 @@
-"""Builds the ONNX graph that a TFLite or MXNet model becomes, with the shape and dtype of every value."""
+"""Builder of ONNX graphs for TFLite and MXNet models, with the shape and dtype of every value."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_tex
 Array = np.ndarray[Any, Any]
 
 OPSET: Final = 21
-"""The opset of the graph: the first that quantizes to 16 bits."""
+"""The opset of the graph: the first with 16-bit quantization."""
 
-# Shapes and computations on them; weights stay nodes.
+# Constant folding is for shape computations: larger constants, such as weights, are not folded.
 _MAX_EVALUATED: Final = 1 << 16
 
 
@@ -54,12 +54,12 @@ class Value(NamedTuple):
     """A tensor of the graph.
 
     Attributes:
-        name: Its name, which no other has.
-        shape: Its sizes.
-        dtype: As NumPy names it.
-        array: Its elements where they are constant, or expressions of the dimensions: then an array of objects.
-        place: The place of the elements in a file, if they stay there.
-        is_number: Whether it is a scalar of a converter, which kernels contain as a constant, not a weight.
+        name: Unique name.
+        shape: Sizes, which may be symbolic.
+        dtype: NumPy's name of the dtype.
+        array: Elements of a constant, or of a tensor of symbolic sizes (an object array); otherwise None.
+        place: Position of the elements in a file, if they are not copied.
+        is_number: Whether it is a scalar of a converter, which kernels contain as a constant, not as a weight.
     """
 
     name: str
@@ -75,25 +75,25 @@ class Value(NamedTuple):
 
     @property
     def is_dynamic(self) -> bool:
-        """True if sizes, or elements that are known, depend on dimensions."""
+        """True if the shape or the known elements depend on dimensions."""
         return any(map(is_dynamic, self.shape)) or self.has_dynamic_elements
 
     @property
     def has_dynamic_elements(self) -> bool:
-        """True if its elements are expressions of the dimensions."""
+        """True if the elements are expressions of dimensions."""
         return self.array is not None and self.array.dtype == object
 
 
 NOTHING: Final = Value("", (), "float32")
-"""An operand that is left out."""
+"""An omitted operand."""
 
 
 Operand = Value | float
-"""An operand of a node: a number becomes a constant with the dtype of the first value."""
+"""An operand of a node; a number becomes a constant with the dtype of the first value."""
 
 
 class Graph:
-    """An ONNX graph to which nodes are added; what depends on constants alone is computed at once."""
+    """An ONNX graph under construction, with constant folding."""
 
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
@@ -107,7 +107,7 @@ class Graph:
         self._names: set[str] = set()
         self._computed: set[str] = set()
         self.prefix = ""
-        """The name of the converted operator, which its nodes have as their `doc_string`."""
+        """The name of the operator being converted, which is the `doc_string` of its nodes."""
 
     @property
     def is_dynamic(self) -> bool:
@@ -125,11 +125,11 @@ class Graph:
         return Value(spec.name, self._see(shape), spec.dtype)
 
     def _see(self, sizes: Sequence[IrSize]) -> tuple[IrSize, ...]:
-        """Return the sizes of a tensor, in the form that earlier tensors of equal sizes have."""
+        """Return sizes in the same form as equal sizes of earlier tensors."""
         return tuple(self.ranges.see([self.ranges.as_seen(size) for size in sizes]))
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
-        """Return a constant, which joins the graph when a node reads it, by that name if it is free."""
+        """Return a constant, named `name` if that is free; it is added to the graph when a node reads it."""
         name = self.new_name(name)
         if isinstance(array, np.ndarray) and array.dtype == object:
             if any(map(is_dynamic, array.flat)):
@@ -149,11 +149,10 @@ class Graph:
     def add_several(
         self, operator: str, count: int, *operands: Operand, **attributes: Any
     ) -> list[Value]:
-        """Add a node with `count` results, or return constants where all operands are constant.
+        """Add a node with `count` results, or fold it if all operands are constant.
 
         Raises:
-            ValueError: when the shape of a result depends on values that are known only when the model runs, or has
-                too many elements.
+            ValueError: if the shape of a result is data-dependent, or has too many elements.
         """
         dtype = next((value.dtype for value in operands if isinstance(value, Value)), "")
         values = [v if isinstance(v, Value) else self.number(v, dtype) for v in operands]
@@ -162,10 +161,10 @@ class Graph:
     def add_own(
         self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
     ) -> Value:
-        """Add a node of an operator that ONNX lacks; its result has the shape of `like`.
+        """Add a node of an internal operator; its result has the shape of `like`.
 
         Raises:
-            ValueError: when the result has too many elements.
+            ValueError: if the result has too many elements.
         """
         sizes = _static_sizes(like)
         if None not in sizes:
@@ -174,7 +173,7 @@ class Graph:
         node.domain = OWN_DOMAIN
         self._append(node, operands)
         [name] = node.output
-        # ONNX cannot infer the shape of this result, and infers those of later values from it.
+        # ONNX cannot infer the shape of this result, which later shapes depend on.
         self._own_results.append(_value_info(name, dtype, sizes))
         return Value(name, like.shape, dtype)
 
@@ -186,10 +185,10 @@ class Graph:
         attributes: Mapping[str, Any],
         custom: CustomNodes,
     ) -> list[Value]:
-        """Add a node of a custom operator, given by its domain and name, with `count` results.
+        """Add a node of a custom operator, given by (domain, name), with `count` results.
 
         Raises:
-            ValueError: when a result has too many elements.
+            ValueError: if a result has too many elements.
         """
         domain, name = operator
         node = self._node(name, count, operands, attributes)
@@ -228,7 +227,7 @@ class Graph:
             return self._add_dynamic(node, operands)
         results = _infer(node, operands)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
-        # weights of 8 bits stay quantized
+        # DequantizeLinear is not folded, so that 8-bit weights stay quantized.
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
         if is_constant and is_small:
             arrays = map(np.asarray, make_evaluator(_single(node, operands))({}))
@@ -242,7 +241,7 @@ class Graph:
     # ------------------------------------------------------------ dynamic shapes
 
     def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Add a node with operands of dynamic shape."""
+        """Add a node with dynamic operands."""
         single = _single(node, [v for v in operands if not v.has_dynamic_elements])
         known = {
             v.name: SizeValue(v.array, v.dtype)
@@ -257,7 +256,7 @@ class Graph:
         ]
 
     def _compute(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Return the results of a node for sizes; nothing if they are not known."""
+        """Return the results of a node that computes with symbolic sizes; empty if they are unknown."""
         arrays = [None if v.array is None else v.array.astype(object) for v in operands]
         if node.op_type == "Split" and arrays[0] is not None and arrays[1] is not None:
             indices = np.cumsum(arrays[1].astype(np.int64))[:-1]
@@ -271,7 +270,7 @@ class Graph:
         return [self.constant(result.values, result.dtype)] if result else []
 
     def _materialize(self, operands: Sequence[Value]) -> None:
-        """Add the values that a node reads and that are constant, or follow from the dimensions."""
+        """Add operands that are constants or symbolic sizes to the graph."""
         for value in operands:
             if value.array is None or value.name in self._initializers:
                 continue
@@ -289,7 +288,7 @@ class Graph:
             self._initializers[value.name] = tensor
 
     def _compute_at_run_time(self, value: Value) -> None:
-        """Add nodes that compute a value from the shapes of the inputs."""
+        """Add nodes that compute symbolic sizes from the shapes of the inputs."""
         if value.name in self._computed:
             return
         self._computed.add(value.name)
@@ -302,7 +301,7 @@ class Graph:
         )
 
     def _size_value(self, size: IrSize) -> Value:
-        """Return a size as a tensor of one element."""
+        """Return a size as a tensor of shape [1]."""
         if not is_dynamic(size):
             return self.integers([int(size)])
         if isinstance(size, tvm.ir.Var):
@@ -316,7 +315,7 @@ class Graph:
         return self.add(operator, self._size_value(size.a), self._size_value(size.b))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
-        """Reorder the axes of a value; those of constants at once."""
+        """Permute the axes of a value."""
         if list(axes) == list(range(value.rank)):
             return value
         if value.array is not None:
@@ -324,7 +323,7 @@ class Graph:
         return self.add("Transpose", value, perm=list(axes))
 
     def reshape(self, value: Value, shape: Sequence[IrSize]) -> Value:
-        """Change the shape of a value; that of constants at once."""
+        """Change the shape of a value."""
         if value.shape == tuple(shape):
             return value
         if value.array is not None:
@@ -332,7 +331,7 @@ class Graph:
         return self.add("Reshape", value, self.integers(shape), allowzero=1)
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Convert the elements of a value; those of constants at once."""
+        """Cast the elements of a value."""
         if value.dtype == dtype:
             return value
         if value.array is not None:
@@ -341,7 +340,7 @@ class Graph:
         return self.add("Cast", value, to=_element_type(dtype))
 
     def integers(self, values: Sequence[IrSize]) -> Value:
-        """Return a constant of int64, as ONNX has shapes and axes."""
+        """Return a 1-D int64 constant, as ONNX requires for shapes and axes."""
         if any(map(is_dynamic, values)):
             array = np.empty(len(values), object)
             array[:] = [self.ranges.simplify(value) for value in values]
@@ -349,7 +348,7 @@ class Graph:
         return self.constant(np.asarray(values, np.int64))
 
     def cut(self, value: Value, slices: Mapping[int, slice]) -> Value:
-        """Return part of a value along some axes; dynamic bounds are not negative, or None for an open end."""
+        """Slice a value along axes; dynamic bounds must be non-negative or None."""
         cuts: list[tuple[IrSize, IrSize, int, int]] = []
         for axis, part in sorted(slices.items()):
             size = value.shape[axis]
@@ -357,7 +356,7 @@ class Graph:
             if (start, stop, step) == (0, size, 1):
                 continue
             if not any(map(is_dynamic, (size, start, stop))) and stop < 0:
-                # In ONNX, a negative end counts from the end: before the first entry is far below it.
+                # In ONNX, a negative end counts from the end, so the end before entry 0 is -size - 1.
                 stop = -size - 1
             cuts.append((start, stop, axis, step))
         if not cuts:
@@ -366,7 +365,7 @@ class Graph:
         return self.add("Slice", value, *map(self.integers, lists))
 
     def bounds(self, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
-        """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
+        """Return start, stop and step of a slice of an axis, like `slice.indices`, for symbolic sizes."""
         if not any(is_dynamic(n) for n in (size, part.start, part.stop) if n is not None):
             return part.indices(int(size))
         step = part.step or 1
@@ -381,13 +380,13 @@ class Graph:
         return start, self.ranges.at_least(stop, start), step
 
     def split(self, value: Value, axis: int, sizes: Sequence[IrSize]) -> list[Value]:
-        """Return the parts of a value along an axis."""
+        """Split a value along an axis."""
         if len(sizes) == 1:
             return [value]
         return self.add_several("Split", len(sizes), value, self.integers(sizes), axis=axis)
 
     def finish(self, outputs: Sequence[tuple[str, Value]]) -> onnx.ModelProto:
-        """Return the model with these outputs."""
+        """Return the model with (name, value) outputs."""
         infos = []
         for name, value in outputs:
             source = value.name
@@ -410,7 +409,7 @@ class Graph:
         self._names.update(names)
 
     def new_name(self, name: str = "") -> str:
-        """Return a free name, by default one that begins with that of the converted operator."""
+        """Return a free name, by default with the converted operator's name as prefix."""
         base, count = name or self.prefix, 1
         name = base if name else f"{base}.0"
         while name in self._names:
@@ -432,7 +431,7 @@ _SIZE_NODES: Final[Mapping[type, str]] = {
     tirx.Add: "Add",
     tirx.Sub: "Sub",
     tirx.Mul: "Mul",
-    # sizes are not negative
+    # Sizes are non-negative, so truncating division is floor division.
     tirx.FloorDiv: "Div",
     tirx.FloorMod: "Mod",
     tirx.Min: "Min",
@@ -441,7 +440,7 @@ _SIZE_NODES: Final[Mapping[type, str]] = {
 
 
 def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
-    """Return a model of one node; small constants are in it."""
+    """Return a model of a single node, which contains small constants."""
     by_name = {value.name: value for value in operands if value.name}
     constants = [
         numpy_helper.from_array(value.array, name)
@@ -458,7 +457,7 @@ def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
 
 
 def _infer(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-    """Return the results of a node with their shapes."""
+    """Return the results of a node, with inferred shapes and dtypes."""
     single = _single(node, operands)
     inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
     return _read_results(inferred)
@@ -477,13 +476,13 @@ def _read_results(model: onnx.ModelProto) -> list[Value]:
 
 
 def _check_elements(sizes: Sequence[IrSize]) -> None:
-    """Raise ValueError for the static shape of a tensor that would not fit into any memory."""
+    """Raise ValueError for a static shape with too many elements."""
     if (elements := math.prod(sizes)) > MAX_ELEMENTS:
         raise ValueError(f"its result has {elements:,} elements, and the limit is {MAX_ELEMENTS:,}")
 
 
 def _static_sizes(value: Value) -> list[int | None]:
-    """Return the sizes of a value, None for each dynamic one."""
+    """Return the sizes of a value, with None for dynamic sizes."""
     return [None if is_dynamic(size) else int(size) for size in value.shape]
 
 
@@ -494,7 +493,7 @@ def import_graph(
     call: ImportCall,
     custom: CustomNodes = NO_OPERATORS,
 ) -> LoadedModel:
-    """Import a model that `Graph.finish` returned, whose last outputs are inner tensors."""
+    """Import a model from `Graph.finish`; its last `inner_outputs` outputs are inner tensors."""
     labels = {o: node.doc_string for node in model.graph.node for o in node.output}
     return import_prepared(
         prepare(model, inputs, custom=custom),

@@ -1,7 +1,7 @@
-"""Reads the facts of a model for planning, in a worker process within limits of memory and time.
+"""Reader of a model's facts for planning, in a worker process with limits of memory and time.
 
-Files are untrusted. Their readers count bytes; the limits of the process catch the rest. A stage is in a worker
-already, and reads directly.
+Files are untrusted: readers count bytes, and the limits of the process are a second defense. Stages, which run in a
+worker already, read directly.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _Read = TypeVar("_Read")
 _ENTRY: Final = f"{__name__}:read_file"
 _PRELOADED: Final = ("tvmflow.frontends",)
 _MAX_MEMORY: Final = 800_000_000
-# Limits of CPU time, which other programs do not affect: for small files, and at most.
+# Limits of CPU time, which other load does not affect: for small files, and the maximum.
 _MIN_SECONDS: Final = 7
 _MAX_SECONDS: Final = 60
 _BYTES_PER_SECOND: Final = 16 << 20
-# For a file that is a pipe, or on a disk that does not answer.
+# Wall-clock limit, for pipes and disks that do not answer.
 _TIMEOUT_S: Final = 300.0
 _MAX_FACTS: Final = 16_000_000
 
 
 def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
-    """Return a function that reads a file again only when it has changed: planning reads it several times."""
+    """Decorate a reader to cache its result until the file changes."""
 
     @functools.lru_cache(maxsize=16)
     def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Read:
@@ -60,9 +60,9 @@ def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
 
 
 def read_in_worker(read: _Reader) -> _Reader:
-    """Return a function that reads a file in a worker process, and again only when it has changed.
+    """Decorate a reader to run in a worker process, and to cache its result until the file changes.
 
-    `read` is a function of a module. It may raise NotAModel, OSError, and errors of tvmflow.
+    `read` must be a module's top-level function. It may raise NotAModel, OSError, and errors of tvmflow.
     """
 
     @functools.wraps(read)
@@ -70,7 +70,7 @@ def read_in_worker(read: _Reader) -> _Reader:
         if fork_server_process.is_child:
             return read(path)
         payload = {"reader": f"{read.__module__}:{read.__qualname__}", "path": str(path.absolute())}
-        # the server is forked before: `explain_wait` starts a thread
+        # The server must be forked before `explain_wait` starts a thread.
         with _open_server() as server, explain_wait(f"reading {path.name}: up to a minute"):
             outcome = server.call(_ENTRY, payload, timeout_s=_TIMEOUT_S)
         return _facts_of(outcome, path)
@@ -82,7 +82,7 @@ def read_in_worker(read: _Reader) -> _Reader:
 
 
 def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
-    """Return the facts that the worker read, or raise its error."""
+    """Return the worker's facts, or raise its error."""
     if outcome.kind == "cancelled":
         raise Interrupted(outcome.message)
     if outcome.kind == "error":
@@ -102,10 +102,10 @@ def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
 
 @contextlib.contextmanager
 def _open_server() -> Iterator[ForkServer]:
-    """Yield a server whose children read.
+    """Yield a fork server for reading.
 
-    A process without threads forks one in a millisecond. A process with threads starts one and keeps it: a forked
-    child could wait for a lock of a thread.
+    A single-threaded process forks the server, which takes a millisecond. A process with threads starts a new
+    interpreter and keeps the server, because a forked child could deadlock on a lock of another thread.
     """
     if _is_single_threaded():
         with ForkServer.fork() as server:
@@ -115,18 +115,18 @@ def _open_server() -> Iterator[ForkServer]:
 
 
 def _is_single_threaded() -> bool:
-    # the thread that waits for signals holds nothing
+    # The signal thread holds no locks.
     own = 1 + termination.has_signal_thread()
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == own
 
 
 _lock: Final = threading.Lock()
 _kept: dict[int, ForkServer] = {}
-"""Process id -> its server: a forked child does not use that of its parent."""
+"""Process id -> its server; a forked child must not use its parent's server."""
 
 
 def _keep_server() -> ForkServer:
-    """Return the server of a process with threads, which ends with it; the first call starts it."""
+    """Return the fork server of a process with threads, which lives as long as the process."""
     with _lock:
         server = _kept.get(os.getpid())
         if server is None or server.is_gone:
@@ -141,19 +141,19 @@ def _keep_server() -> ForkServer:
 
 
 def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
-    """Read a file within limits: the entry point of a child, given `reader` (as `module:name`) and `path`.
+    """Read a file within limits; the entry point of a child.
 
-    The result has `facts`, or the `problem` why there are none, or `errno`.
+    `payload` has `reader` (as `module:name`) and `path`. The result has `facts`, `problem` or `errno`.
     """
     module, _, name = payload["reader"].partition(":")
     reader: _Reader = getattr(importlib.import_module(module), name)
     path = Path(payload["path"])
-    # this process ends soon, and looking through millions of values takes most of the time
+    # The process ends soon, and garbage collection over millions of values would take most of the time.
     gc.disable()
     try:
         size = path.stat().st_size
         seconds = min(_MIN_SECONDS + size // _BYTES_PER_SECOND, _MAX_SECONDS)
-        # files are mapped
+        # The file is memory-mapped, so its size counts, too.
         limit_address_space(_MAX_MEMORY + size)
         limit_cpu_time(seconds)
         facts = to_json(reader(path))

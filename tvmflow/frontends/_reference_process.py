@@ -1,7 +1,7 @@
-"""Runs the reference in a process of its own, isolated from the one that compares.
+"""Reference processes, isolated from the comparing process.
 
-Both sides exchange framed JSON and arrays, not pickles. Imports no framework except numpy: some must be set up
-before anything else is imported.
+Both sides exchange framed JSON and arrays, not pickles. Imports no framework except numpy, because some frameworks need
+setup before other imports.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
 _OTHERWISE: Final = "disable the comparison with `verify: {against: none}`"
-# The frameworks' messages about a divisor or an index that no operator takes.
+# Frameworks' messages about an invalid divisor or index.
 _WRONG_OPERAND: Final = re.compile("by zero|out of (?:data )?(?:range|bounds)", re.I)
 
 
 class ReferenceProcess:
-    """A running reference process, which returns the outputs, then inner tensors; for one thread."""
+    """A running reference process, for use by a single thread; see `base.Reference`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ReferenceProcess:
         return [ObservedNode(*entry) for entry in answer["nodes"]]
 
     def latency(self, feed: Mapping[str, Array], *, repeat: int, min_seconds: float) -> list[float]:
-        """Return the seconds per call of `repeat` repeats, after two warm-up calls."""
+        """Return the seconds per call of each repeat, after two warm-up calls."""
         call = {"call": "latency", "repeat": repeat, "min_seconds": min_seconds}
         answer, _ = self.request(call, self._check_inputs(feed))
         return [float(value) for value in answer["seconds"]]
@@ -83,11 +83,11 @@ class ReferenceProcess:
     def request(
         self, message: Message, arrays: Mapping[str, Array] | None = None
     ) -> tuple[Message, dict[str, Array]]:
-        """Send one message and return its answer.
+        """Send a message and return the answer.
 
         Raises:
-            StageError: when the framework rejects the model, or the process has ended.
-            EnvironmentProblem: when the framework cannot be imported.
+            StageError: if the framework rejects the model, or the process has ended.
+            EnvironmentProblem: if the framework cannot be imported.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -144,7 +144,7 @@ class ReferenceProcess:
         )
 
     def _suggest_range(self) -> str:
-        """Return the remedy for an integer that no operator takes; empty if no input has integers."""
+        """Return the fix for invalid random integers, or an empty string without integer inputs."""
         integers = [spec.name for spec in self._inputs if spec.dtype.startswith(("int", "uint"))]
         if not integers:
             return ""
@@ -154,7 +154,7 @@ class ReferenceProcess:
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Return whether an input may have a shape; the framework itself compares dynamic sizes."""
+    """Return whether a shape matches the fixed sizes of an input; the framework checks dynamic sizes."""
     sizes = spec.sizes or spec.shape
     return len(shape) == len(sizes) and all(
         isinstance(size, str) or size == actual for size, actual in zip(sizes, shape, strict=True)
@@ -174,11 +174,11 @@ def start(
 ) -> Iterator[ReferenceProcess]:
     """Run a reference process while the block runs; it also ends with this process.
 
-    The module `worker` calls `serve`, and loads the model from the first message. The log is in `scratch`.
+    The module `worker` must call `serve` and load the model described by the message `first`. The log is in `scratch`.
 
     Raises:
-        StageError: when the framework rejects the model.
-        EnvironmentProblem: when it cannot be imported; `install` is the command that installs it.
+        StageError: if the framework rejects the model.
+        EnvironmentProblem: if the framework cannot be imported; `install` is the command that installs it.
     """
     log = scratch / f"{worker.rpartition('.')[0].rpartition('.')[2]}-reference.log"
     with log.open("wb") as stderr:
@@ -202,7 +202,7 @@ def start(
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that imports tvmflow, also from a source folder."""
+    """Return the environment of a process that imports this tvmflow, even from a source folder."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root, **extra}
@@ -222,8 +222,8 @@ def _stop(process: subprocess.Popen[Any]) -> None:
 
 
 # ---------------------------------------------------------------- messages, and the process that answers them
-# A frame is a length (8 bytes, little-endian) and its bytes. A message is a frame of JSON, then a frame in
-# NumPy's npy format for each name in its `arrays`.
+# A frame is a length (8 bytes, little-endian) and that many bytes. A message is a frame of JSON, then a frame in
+# npy format for each name in its `arrays`.
 
 
 Array = np.ndarray[Any, Any]
@@ -231,7 +231,7 @@ Message = dict[str, Any]
 
 
 class ObservedNode(NamedTuple):
-    """A piecewise operator, and the share of elements that take each branch."""
+    """A piecewise operator, and the share of elements in each branch."""
 
     node: str
     operator: str
@@ -239,7 +239,7 @@ class ObservedNode(NamedTuple):
 
 
 class LoadedReference(ABC):
-    """A model loaded by its framework, in the reference process; `base.Reference` explains the attributes."""
+    """A model loaded by its framework, in the reference process; for the attributes see `base.Reference`."""
 
     name: str
     note: str = ""
@@ -247,18 +247,18 @@ class LoadedReference(ABC):
 
     @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the outputs in their order for inputs by name."""
+        """Run the model on inputs by name, and return the outputs in order."""
 
     def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the outputs of a timed inference, whose graph a framework may rewrite."""
+        """Return the outputs of the model as it is timed; its framework may optimize that graph."""
         return self.run(arrays)
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        """Return a function that makes one inference on these inputs, to be timed."""
+        """Return a function, to be timed, that runs one inference on these inputs."""
         return functools.partial(self.run, arrays)
 
     def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
-        """Return the branches of operators that inputs take; none if the framework cannot observe them."""
+        """Return the branches of operators that inputs take; empty if the framework cannot observe them."""
         return ()
 
 
@@ -273,7 +273,7 @@ def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None
 
 
 def receive(stream: IO[bytes]) -> tuple[Message, dict[str, Array]] | None:
-    """Return one message, or None when the other process has ended."""
+    """Return one message, or None if the other process has ended."""
     header = _receive_frame(stream)
     if header is None:
         return None
@@ -302,20 +302,20 @@ def _receive_frame(stream: IO[bytes]) -> bytes | None:
 
 
 def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
-    """Answer requests on stdin until it ends, and end the process: a reference's main function.
+    """Answer requests on stdin until it ends, and end the process; the main function of a reference.
 
-    `load` loads the model of the first message. It raises ImportError when the framework cannot be imported, and any
-    other exception when it rejects the model. The process ends without cleaning up: ONNX Runtime would take 0.2 s.
+    `load` loads the model of the first message. It raises ImportError if the framework cannot be imported, and any
+    other exception if the framework rejects the model. The process skips cleanup, which takes 0.2 s in ONNX Runtime.
     """
     incoming = sys.stdin.buffer
-    # text that a framework prints to standard output must not get between frames
+    # Redirect standard output to standard error, so that prints of a framework do not corrupt frames.
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         _answer(load, incoming, outgoing)
         code = 0
     except Exception:
-        # the last line of the log says why
+        # The parent shows the last line of the log.
         traceback.print_exc()
         code = 1
     for stream in (sys.stdout, sys.stderr):
@@ -324,7 +324,7 @@ def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
 
 
 def check_reference(operator: Operator, name: str, runtime: str) -> None:
-    """Raise StageError where an operator that a runtime lacks has no reference."""
+    """Raise StageError if a custom operator, which `runtime` does not have, has no reference."""
     if operator.reference is None:
         raise StageError(
             f"{operator.where}: the operator {operator} (node {name}) has no reference, and {runtime} lacks it",
@@ -364,7 +364,7 @@ def _answer(
 
 
 def _problem(kind: str, error: Exception) -> Message:
-    """Return the message of an error; a StageError has its own remedy."""
+    """Return the message about an error; a StageError includes its fix."""
     if isinstance(error, StageError):
         return {"problem": "stage", "reason": error.message, "fix": error.fix}
     if isinstance(error, ImportError) and kind == "model":

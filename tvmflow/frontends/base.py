@@ -1,4 +1,4 @@
-"""Arguments and results of frontends: fields, files and facts of models, imported models, references."""
+"""Types shared by frontends: recipe fields, facts of models, imported models and references."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tvmflow.frontends._reference_process import ObservedNode
 
 MAX_ELEMENTS: Final = 1 << 31
-"""The most elements of a tensor: its indices are 32-bit integers in compiled code."""
+"""Maximum number of elements of a tensor: compiled code has 32-bit indices."""
 
 DYNAMIC_FIX: Final = (
     "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
 )
-"""The remedy for an operator that cannot follow the dimensions."""
+"""The fix for an operator that does not support dynamic dimensions."""
 
 NEXT: Final = ".next"
-"""The ending of the name of an output that replaces a state that the model itself keeps."""
+"""Suffix of the output with the next value of a state that the model itself keeps."""
 
 Limits = tuple[int | None, int | None]
-"""The smallest and the largest size of a free dimension, if there is one."""
+"""Minimum and maximum of a dynamic dimension; None if unlimited."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
@@ -37,15 +37,15 @@ class LoadedModel(NamedTuple):
     """A model as a Relax module, with separate weights.
 
     Attributes:
-        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters are `inputs`, then
-            `params`; its attribute `num_input` counts the former. It returns a tensor or a flat tuple: `outputs`,
-            `tensors`, then the counts of outputs whose size is known only after a call (`graph.counts`). Integer
-            tensors that the graph needs as constants (shapes, axes) are constants here.
-        params: Everything else that is learned, so that new weights for the same architecture give the same `mod`.
+        mod: A module with one public Relax function `main` in dataflow form, not yet legalized. Its parameters are
+            `inputs`, then `params`; its attribute `num_input` is the number of inputs. It returns a tensor or a flat
+            tuple: `outputs`, `tensors`, then counts for data-dependent output shapes (`graph.counts`). Integer tensors
+            that the graph needs as constants (shapes, axes) are constants here.
+        params: All learned tensors, so that new weights for the same architecture give the same `mod`.
         inputs: The model's inputs, without constant ones.
-        tensors: The requested inner tensors that are not outputs anyway.
-        nodes: The name of the node that each binding of `main` came from; empty for a binding without one.
-        states: The inputs that the model itself keeps from call to call, and the outputs that replace them.
+        tensors: The requested inner tensors that are not outputs.
+        nodes: Name of the node that each binding of `main` comes from, or an empty string.
+        states: The inputs that the model itself keeps between calls, and the outputs that replace them.
     """
 
     mod: tvm.IRModule
@@ -65,7 +65,7 @@ class SourceFields(ClosedModel):
 
 
 class MissingFile(NamedTuple):
-    """A file that a recipe names and that does not exist: the field below `model`, and the message."""
+    """A missing file of a recipe: the path of the field below `model`, and the message."""
 
     field: tuple[str, ...]
     text: str
@@ -75,11 +75,11 @@ class ModelInput(NamedTuple):
     """An input of a model.
 
     Attributes:
-        dtype: Its dtype; None if the model does not say.
-        dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
-        is_required: False for one that has a default, or that may be a weight.
-        problem: Why it cannot be compiled, as the end of a sentence; or nothing.
-        limits: Of each free dimension that has the same size in all inputs: that size's limits.
+        dtype: The dtype; None if the model does not specify it.
+        dims: Fixed sizes, and names of dynamic dimensions (which may be empty); None if the shape is unknown.
+        is_required: False for an input with a default, or one that may be a weight.
+        problem: Why the input cannot be compiled, as a predicate; or an empty string.
+        limits: Dynamic dimension -> limits of its size, for dimensions that have the same size in all inputs.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ModelInput(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """An output of a model, or all whose names begin so; dtype and dims are as those of `ModelInput`."""
+    """An output of a model, or all outputs with a name prefix; for dtype and dims see `ModelInput`."""
 
     name: str
     dtype: str | None = None
@@ -99,12 +99,12 @@ class ModelOutput(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """The facts in a model's file that planning needs.
+    """Facts from a model's file for planning.
 
     Attributes:
-        data_files: The names of other files with weights.
-        weights: The names of weights, if the file has only weights.
-        unsupported: Why the model cannot be imported, as the end of a sentence; or nothing.
+        data_files: Names of other files with weights.
+        weights: Names of weights, if the file has only weights.
+        unsupported: Why the model cannot be imported, or an empty string.
     """
 
     inputs: tuple[ModelInput, ...] = ()
@@ -122,7 +122,7 @@ def unsupported_dtype(name: str) -> str:
 
 
 def number_repeated(names: Iterable[str]) -> Iterator[str]:
-    """Yield names, with a number where one is repeated: `y`, `y_2`, `y_3`."""
+    """Yield names; repeated names are numbered: `y`, `y_2`, `y_3`."""
     seen: set[str] = set()
     counts: dict[str, int] = {}
     for name in names:
@@ -136,15 +136,15 @@ def number_repeated(names: Iterable[str]) -> Iterator[str]:
 
 
 class InputRequest(NamedTuple):
-    """The fields of an input in a recipe; None for fields that the model decides.
+    """A recipe's fields for an input; None for fields from the model.
 
     Attributes:
-        shape: Its shape; with dynamic shapes, the largest one.
-        value: Its constant: nested lists of numbers or truth values, or one of them, which fills the shape.
+        shape: The shape; with dynamic shapes, the maximum shape.
+        value: A constant: nested lists of numbers or booleans, or a scalar, which fills the shape.
         range: Minimum and maximum of random inputs.
-        image: How an image becomes this input.
-        sizes: Its sizes if some are dynamic, each an integer or an expression of dimensions; else empty.
-        dimensions: The dimensions in its sizes.
+        image: Image preprocessing.
+        sizes: The symbolic shape (integers and expressions of dimensions), or empty if all sizes are fixed.
+        dimensions: The dimensions in `sizes`.
     """
 
     name: str
@@ -158,7 +158,7 @@ class InputRequest(NamedTuple):
 
 
 class InputProblem(NamedTuple):
-    """A problem of an input in a recipe; its name and field are empty for a problem of all inputs."""
+    """A problem of an input in a recipe; `input` and `field` are empty for a problem of all inputs."""
 
     input: str
     field: str
@@ -171,14 +171,14 @@ class InputProblem(NamedTuple):
 
 
 class ReferenceTraits(NamedTuple):
-    """The properties of the framework that serves as the reference.
+    """Properties of the framework that serves as the reference.
 
     Attributes:
-        name: Its name in reports, without a version.
-        tools: Distributions whose code can change its results; they enter the key of `verify`.
-        install: The command that installs it.
-        is_optional: tvmflow is installed without it.
-        note: Further information for users before they install it.
+        name: Name in reports, without a version.
+        tools: Distributions whose code can change results; they are in the key of `verify`.
+        install: Command that installs it.
+        is_optional: Whether tvmflow can be installed without it.
+        note: Information for users before they install it.
     """
 
     name: str
@@ -189,13 +189,13 @@ class ReferenceTraits(NamedTuple):
 
 
 class Reference(Protocol):
-    """A running framework, in a process of its own, with the model loaded."""
+    """A framework in a separate process, with the model loaded."""
 
     name: str
-    """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
+    """Framework and version for reports, e.g. `ONNX Runtime 1.31.1`."""
 
     note: str
-    """The note of reports: that this reference is a stand-in, and why; or nothing."""
+    """A note for reports, such as why this reference is a stand-in; or an empty string."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
@@ -204,11 +204,11 @@ class Reference(Protocol):
     def run_as_timed(
         self, feed: Mapping[str, np.ndarray[Any, Any]]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the outputs of a call as `latency` times it: with rewrites of the graph."""
+        """Return the outputs of the optimized graph that `latency` measures."""
         ...
 
     can_observe: bool
-    """Whether it can observe which branches of operators inputs take."""
+    """Whether `observe` is supported."""
 
     def observe(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[ObservedNode]:
         """Return the branches of operators that one batch takes."""
@@ -217,7 +217,7 @@ class Reference(Protocol):
     def latency(
         self, feed: Mapping[str, np.ndarray[Any, Any]], *, repeat: int, min_seconds: float
     ) -> list[float]:
-        """Return seconds per call of `repeat` repeats, each of whole calls for at least `min_seconds`."""
+        """Return seconds per call of `repeat` repeats; each repeat makes calls for at least `min_seconds`."""
         ...
 
 

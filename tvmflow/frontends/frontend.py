@@ -1,4 +1,4 @@
-"""The contract of a frontend, and the shared parts: files of models, the import, the reference."""
+"""The abstract base class of frontends, with shared code for files, import and reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Files = Mapping[str, Path]
-"""The path of each file of a model by its role."""
+"""Role of a model's file -> its path."""
 
 Specs = tuple[TensorSpec, ...]
 """Names, shapes and dtypes of tensors."""
@@ -76,19 +76,19 @@ class ReferenceCall(NamedTuple):
 
 
 class Frontend(ABC):
-    """Imports the models of one framework, and runs that framework as the reference.
+    """The importer and the reference for the models of one framework.
 
-    Each frontend is a folder, whose top level imports neither the framework nor tvm.
+    A frontend is a folder; its `__init__` imports neither the framework nor tvm.
 
     Attributes:
         NAME: The framework, for messages.
         KIND: The frontend's name in the registry, and its field under `model:` in a recipe.
-        MODELS: Its models, for messages.
-        SOURCE: The fields of a recipe that name a model of this framework.
-        TOOLS: Distributions whose code can change the result of `load`; they enter the key of `import`.
-        REQUIRES_INPUTS: Whether a recipe must give the input shapes, because the files do not have them.
-        WORKER: The module of the reference's process.
-        MODULE: The module without which there is no reference; empty if its process says so.
+        MODELS: The framework's models, for messages.
+        SOURCE: The recipe's fields for a model of this framework.
+        TOOLS: Distributions whose code can change the result of `load`; they are in the key of `import`.
+        REQUIRES_INPUTS: Whether a recipe must specify input shapes, because the files do not have them.
+        WORKER: The module of the reference process.
+        MODULE: A module that the reference needs; empty if the reference process checks that itself.
     """
 
     NAME: ClassVar[str]
@@ -103,9 +103,9 @@ class Frontend(ABC):
 
     @abstractmethod
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Return the files that a recipe in the folder `base` names and that do not exist.
+        """Yield the missing files of a recipe in the folder `base`.
 
-        The value of `model:` is not validated yet: a missing file is reported together with other mistakes.
+        The value of `model:` is not validated yet, because missing files are reported together with other mistakes.
         """
 
     @abstractmethod
@@ -114,31 +114,31 @@ class Frontend(ABC):
     ) -> tuple[InputFile, ...]:
         """Return the files of the model, without importing a framework.
 
-        `sources` resolves them: a file at an address has a digest, and a path only if it was downloaded before.
+        `sources` resolves addresses: such a file has a digest, and a path only if it was downloaded before.
 
         Raises:
-            RecipeError: when a file is not of this framework, or cannot be imported.
-            DownloadError: when something has to be looked up, and cannot be.
+            RecipeError: if a file is not of this framework, or cannot be imported.
+            DownloadError: if an address cannot be looked up.
         """
 
     def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
-        """Return the further files of a downloaded model, which `files` could not name.
+        """Return additional files of a downloaded model, which `files` could not know.
 
         Raises:
-            RecipeError: when the model is not of this framework, or names files outside its folder.
+            RecipeError: if the model is not of this framework, or names files outside its folder.
         """
         return ()
 
     @abstractmethod
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return the facts of a model, read without a framework from the first of its files.
+        """Return the facts of a model, read without a framework from its first file.
 
         Raises:
-            ImportFailed: when a file is not of this framework.
+            ImportFailed: if a file is not of this framework.
         """
 
     def list_dynamic_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the inputs that a new recipe names; `files` must have all files of the model."""
+        """Return the inputs for a new recipe; `files` must have all files of the model."""
         return self.read_facts(files).inputs
 
     def load(
@@ -157,13 +157,13 @@ class Frontend(ABC):
             files: Path of each file by its role.
             inputs: The inputs; fully specified ones may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
-            bound: The constants of inputs that the recipe binds; the library lacks these inputs.
+            bound: Constants that the recipe binds to inputs; the library does not have these inputs.
             dimensions: The dimensions in the sizes of inputs.
             counts_rows: Whether a data-dependent number of rows may be returned as a count (a bounded axis).
 
         Raises:
-            ImportFailed: with operator and node, or with the name that is not a tensor of the model.
-            EnvironmentProblem: when a tool that imports it is not installed.
+            ImportFailed: with operator and node, or if a name in `tensors` is not a tensor of the model.
+            EnvironmentProblem: if a package for the import is not installed.
         """
         call = ImportCall(
             files=files,
@@ -181,7 +181,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def _load(self, call: ImportCall) -> LoadedModel:
-        """Import the model; `load` explains errors of libraries."""
+        """Import the model; `load` translates errors of libraries."""
 
     def reference(
         self,
@@ -193,10 +193,10 @@ class Frontend(ABC):
         threads: int,
         scratch: Path,
     ) -> AbstractContextManager[Reference]:
-        """Start the reference in an isolated process, which also returns `tensors`.
+        """Start the reference in a separate process, which also returns `tensors`.
 
         Raises:
-            EnvironmentProblem: when the framework is not installed.
+            EnvironmentProblem: if the framework is not installed.
         """
         from tvmflow.frontends import _reference_process
 
@@ -224,33 +224,30 @@ class Frontend(ABC):
 
     @abstractmethod
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        """Return the message from which the reference's process loads the model."""
+        """Return the message from which the reference process loads the model."""
 
     def _environment(self, threads: int) -> Mapping[str, str]:
-        """Return the variables that the reference's process needs."""
+        """Return the environment variables of the reference process."""
         return {}
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return the inner tensors in the order of their computation, each with its node.
-
-        There are none if the frontend cannot name them before the import.
-        """
+        """Return inner tensor -> its node, in order of computation; empty if unknown before the import."""
         return {}
 
     @abstractmethod
     def reference_version(self) -> str:
-        """Return the version of the installed reference, which may be loaded in this process.
+        """Return the version of the installed reference, which may be imported in this process.
 
         Raises:
-            ImportError, EnvironmentProblem: when it is not installed or cannot be loaded.
+            ImportError, EnvironmentProblem: if the reference is not installed or cannot be loaded.
         """
 
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Raise ImportFailed for any error of the block, except those of tvmflow and of the disk.
+    """Translate errors of libraries in the block to ImportFailed, except OSError.
 
-    Libraries that read a model may raise anything. The traceback goes to the stage's log file.
+    The traceback goes to the stage's log file.
     """
     try:
         yield
@@ -272,7 +269,7 @@ def _importing() -> Iterator[None]:
 
 
 MODEL: Final = "model"
-"""The role of the file that the field names."""
+"""The role of the model's main file."""
 
 _DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
 
@@ -293,7 +290,7 @@ def _check_digest(value: str) -> str:
 
 
 NamedFile = Annotated[str, Field(min_length=1), AfterValidator(_check_file)]
-"""A file that a recipe names: a path from the recipe's folder, or an address."""
+"""A file in a recipe: a path relative to the recipe's folder, or an address."""
 
 _Digest = Annotated[
     str, AfterValidator(_check_digest), Field(json_schema_extra={"pattern": _DIGEST_PATTERN})
@@ -321,14 +318,14 @@ class OneFile(SeveralFiles):
 
 
 class OneFileFrontend(Frontend):
-    """A frontend whose models are named by one field, that of its kind.
+    """A frontend for models with one main file, in the field named like the frontend.
 
     Attributes:
         FILE: The kind of that file.
         NOUN: A model, for messages: `a TFLite model`.
-        FOREIGN: The message about another file, `is not a TFLite model`; FOREIGN_FIX is the remedy.
-        FILE_NAME: The file, at the beginning of a message.
-        UNSUPPORTED_FIX: The remedy for a model that cannot be imported.
+        FOREIGN: The predicate of a message about another file, `is not a TFLite model`; FOREIGN_FIX is its fix.
+        FILE_NAME: The file, as the subject of a message.
+        UNSUPPORTED_FIX: The fix for a model that cannot be imported.
     """
 
     SOURCE: ClassVar[type[OneFile]]
@@ -342,10 +339,10 @@ class OneFileFrontend(Frontend):
     @staticmethod
     @abstractmethod
     def describe(path: Path, /) -> ModelFacts:
-        """Return the facts of a file, or raise NotAModel."""
+        """Return the facts of a file; NotAModel for other files."""
 
     def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Yield the model's file when it is a path that does not exist."""
+        """Yield the model's file if it is a path that does not exist."""
         path = model.get(self.KIND)
         if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
             yield MissingFile((self.KIND,), missing_file_text(base / path))
@@ -365,7 +362,7 @@ class OneFileFrontend(Frontend):
         return (file,)
 
     def named_file(self, source: SourceFields, base: Path, where: Where) -> InputFile:
-        """Return the file that the recipe names, not resolved yet."""
+        """Return the model's file, not resolved yet."""
         assert isinstance(source, self.SOURCE)
         text = str(getattr(source, self.KIND))
         path, url = ("", text) if is_address(text) else (str(base / text), "")
@@ -379,7 +376,7 @@ class OneFileFrontend(Frontend):
         )
 
     def check_file(self, file: InputFile) -> ModelFacts:
-        """Return the facts of a recipe's file, or raise RecipeError when it cannot be read or imported."""
+        """Return the facts of a recipe's file; RecipeError if it cannot be read or imported."""
         start, path = f"{file.where}: model.{self.KIND}", Path(file.path)
         try:
             facts = self.describe(path)
@@ -405,7 +402,7 @@ class OneFileFrontend(Frontend):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise ImportFailed where a file is not a model of this framework."""
+        """Translate NotAModel in the block to ImportFailed."""
         try:
             yield
         except NotAModel as error:
@@ -413,27 +410,27 @@ class OneFileFrontend(Frontend):
             raise ImportFailed(text, fix=self.FOREIGN_FIX) from None
 
     def refuse_unsupported(self, reason: str) -> None:
-        """Raise ImportFailed where there is a reason why a model cannot be imported."""
+        """Raise ImportFailed if `reason` is not empty."""
         if reason:
             raise ImportFailed(reason, fix=self.UNSUPPORTED_FIX)
 
 
 def shown(file: InputFile) -> str:
-    """Return where a file is, for messages."""
+    """Return the path or address of a file, for messages."""
     return without_secrets(file.url) if file.url else file.path
 
 
 def further_file(
     role: str, name: str, model: InputFile, source: SeveralFiles, where: Where
 ) -> InputFile:
-    """Return a file by its path from the folder of a model's file, not resolved yet."""
+    """Return the file `name` relative to the folder of a model's file, not resolved yet."""
     url = sibling(model.url, name) if model.url else ""
     path = "" if url else str(Path(model.path).parent / name)
     return pinned_by_name(InputFile(role, path, model.where, url), name, source, where)
 
 
 def pinned_by_name(file: InputFile, name: str, source: SeveralFiles, where: Where) -> InputFile:
-    """Return a file with the digest that `files` has for its name."""
+    """Set the digest of a file from the recipe's field `files`."""
     digest = (source.files or {}).get(name, "")
     position = where("files", name) if digest else ""
     return file._replace(sha256=digest, sha256_where=position, sha256_field=f"files.{name}")

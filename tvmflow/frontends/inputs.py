@@ -1,4 +1,4 @@
-"""Compares the inputs of a recipe with those of a model: names, dtypes, shapes, values."""
+"""Comparison of a recipe's inputs with the model's: names, dtypes, shapes and values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_SIGNATURE: Final = 10_000
-"""The most inputs and outputs of a model; no exporter makes more."""
+"""Maximum number of inputs and of outputs; exporters make fewer."""
 
 DEFAULT_DTYPE: Final = "float32"
-"""The dtype of an input without one in the model and in the recipe."""
+"""The dtype of an input if neither model nor recipe specifies it."""
 
 _MAX_PROBLEMS: Final = 20
 SIZE: Final = "SIZE"
-"""The word that stands in YAML where a size must be filled in."""
+"""Placeholder in YAML for a size that the user must fill in."""
 
 MAX_DIMENSION_NAME: Final = 64
-"""The most characters in the name of a dimension."""
+"""Maximum characters of a dimension's name."""
 
 DIMENSION_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-"""The names of dimensions, but for reserved ones."""
+"""Pattern of dimension names, which also includes reserved names."""
 
 _BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
 _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
@@ -44,9 +44,9 @@ _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 def find_input_problems(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
-    """Yield the problems of the recipe's inputs; missing sizes are one problem, with the YAML to write.
+    """Yield the problems of the recipe's inputs; all missing sizes are one problem, with YAML as fix.
 
-    A request is needed only for an input that the model does not specify fully.
+    Requests are required only for inputs that the model does not specify completely.
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
@@ -67,7 +67,7 @@ def find_input_problems(
 def find_mismatches(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
-    """Yield the problems of `find_input_problems` but for sizes that are missing."""
+    """Yield the problems of `find_input_problems`, except missing sizes."""
     required = [value.name for value in inputs if value.is_required]
     if len(required) > MAX_SIGNATURE:
         text = (
@@ -93,7 +93,7 @@ def find_mismatches(
 def _pair(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> list[tuple[ModelInput, InputRequest]]:
-    """Return the inputs that the library has, or that have a value, with the recipe's request for each."""
+    """Return the inputs of the library and inputs bound to constants, each with its request."""
     by_name = {request.name: request for request in requests}
     return [
         (
@@ -118,7 +118,7 @@ def find_output_problems(names: Sequence[str]) -> Iterator[str]:
 
 
 def check_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> None:
-    """Raise ImportFailed where inputs do not fit; planning checks this where it can read the model."""
+    """Raise ImportFailed for mismatched inputs; planning checks this only if it can read the model."""
     problems = itertools.islice(find_input_problems(inputs, requests), _MAX_PROBLEMS)
     texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
     if texts:
@@ -128,7 +128,7 @@ def check_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest])
 def resolve_inputs(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> tuple[TensorSpec, ...]:
-    """Return the inputs with shapes and dtypes, also those with a value, if there are no problems."""
+    """Return shapes and dtypes of inputs, including inputs bound to constants; there must be no problems."""
     specs = []
     for value, request in _pair(inputs, requests):
         shape = _requested_shape(request)
@@ -140,7 +140,7 @@ def resolve_inputs(
 
 
 def request_of(spec: TensorSpec) -> InputRequest:
-    """Return the request for an input as it was resolved."""
+    """Return the request that specifies a resolved input completely."""
     return InputRequest(name=spec.name, shape=spec.shape, dtype=spec.dtype, sizes=spec.sizes)
 
 
@@ -153,7 +153,7 @@ def array_of(spec: TensorSpec, value: Json) -> np.ndarray[Any, Any]:
 
 
 def shape_of_value(value: Json) -> tuple[int, ...]:
-    """Return the shape of nested lists; raise ValueError where lists at one level differ in length."""
+    """Return the shape of nested lists; ValueError if lists at one level differ in length."""
     if not isinstance(value, list | tuple):
         return ()
     shapes = {shape_of_value(part) for part in value}
@@ -182,7 +182,7 @@ def _requested_shape(request: InputRequest) -> tuple[int, ...] | None:
 
 
 def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputProblem]:
-    """Yield problems of one input of the model, and of the recipe's request for it."""
+    """Yield the problems of one input and its request."""
     name = quoted(value.name)
     if value.problem:
         yield InputProblem(value.name, "", f"the model's input {name} {value.problem}")
@@ -198,7 +198,7 @@ def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputP
 
 
 def _range_problem(dtype: str, request: InputRequest) -> str:
-    """Return which element of a value its dtype cannot hold, or an empty string."""
+    """Return the problem of a constant's element that its dtype cannot represent, or an empty string."""
     for scalar in scalars_of(request.value):
         is_fraction = "int" in dtype and not isinstance(scalar, int)
         if is_fraction or isinstance(scalar, bool) != (dtype == "bool"):
@@ -219,7 +219,7 @@ def _holds(dtype: str, number: float) -> bool:
 
 
 def _shape_problem(value: ModelInput, request: InputRequest) -> str:
-    """Return why an input has no shape to compile for, or an empty string."""
+    """Return why the shape of an input is invalid, or an empty string."""
     name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
     if dims is not None and 0 in dims:
         return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
@@ -237,7 +237,7 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
 
 
 def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator[InputProblem]:
-    """Yield the free dimensions whose sizes exceed their limits, or differ between inputs."""
+    """Yield problems of dynamic dimensions: sizes outside of limits, or different sizes in two inputs."""
     first: dict[str, tuple[str, Size]] = {}
     for value, request in pairs:
         shape = _requested_shape(request) or ()
@@ -247,14 +247,14 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
         ):
             if not isinstance(dim, str):
                 continue
-            # some exporters have one name for all unknown sizes
+            # Some exporters have a common name for all unknown sizes.
             is_shared = dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
             if not is_shared and dim not in value.limits:
                 continue
             text = f"dimension {axis} ({quoted(dim)}) of input {quoted(value.name)} is {size}"
             other, same = first.setdefault(dim, (value.name, size))
             if dim not in value.limits and not isinstance(size, str) and not isinstance(same, str):
-                # sizes of an ONNX model with a name that may be no more than a word
+                # In ONNX, equal names do not guarantee equal sizes.
                 continue
             if same != size:
                 text += f", and that of input {quoted(other)} is {same}: they are one dimension"
@@ -266,10 +266,10 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
 
 
 def _limits_problem(limits: Limits, size: Size, ranges: Mapping[str, Dimension]) -> str:
-    """Return how a size, or the range of a dimension, exceeds the limits of the model."""
+    """Return the problem of a size or range outside of the model's limits, or an empty string."""
     smallest, largest = limits
     if not ranges.keys() >= set(list_names(size)):
-        # planning has compared it
+        # Planning has checked the range already.
         return ""
     low, high = find_bounds(size, {name: (entry.min, entry.max) for name, entry in ranges.items()})
     if smallest is not None and low < smallest:
@@ -297,25 +297,25 @@ def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[Siz
 
 
 def _needs_size(value: ModelInput, request: InputRequest) -> bool:
-    """Return whether the recipe has to give the shape of an input, and does not."""
+    """Return whether the shape of an input is required in the recipe, but missing."""
     if value.problem or _requested_shape(request) is not None:
         return False
     return value.dims is None or any(map(_is_free, value.dims))
 
 
 def _is_free(size: int | str) -> bool:
-    """Return whether a recipe chooses a size; as in ONNX Runtime, a negative one is unknown."""
+    """Return whether a size is dynamic; as in ONNX Runtime, negative sizes are unknown."""
     return isinstance(size, str) or size < 0
 
 
 def dimensions_text(dims: Sequence[int | str]) -> str:
-    """Return the sizes of an input as a model has them, for people."""
+    """Return the model's sizes of an input, for messages."""
     sizes = [quoted(size or "?") if isinstance(size, str) else str(size) for size in dims]
     return f"[{names_text(sizes, 32)}]"
 
 
 class InputLine(NamedTuple):
-    """A line below `inputs:` in a recipe, and whether it has SIZE in place of a size."""
+    """A line below `inputs:` in a recipe, and whether it contains SIZE."""
 
     text: str
     needs_size: bool
@@ -324,7 +324,7 @@ class InputLine(NamedTuple):
 def suggest_inputs(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> list[InputLine]:
-    """Return the lines below `inputs:` of a recipe, with the placeholder SIZE for each unknown size."""
+    """Return the lines below `inputs:` of a recipe, with SIZE for unknown sizes."""
     return [
         InputLine(
             f"  {_yaml_line(value, request)}",
@@ -336,20 +336,20 @@ def suggest_inputs(
 
 
 def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
-    """Return `dimensions` and `inputs` that keep all dynamic dimensions; nothing if some are fixed."""
+    """Return `dimensions` and `inputs` that keep all dynamic dimensions; empty if requests fix any."""
     pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
     free = [pair for pair in pairs if pair[0].dims is None or any(map(_is_free, pair[0].dims))]
     if any(_requested_shape(request) is not None for _, request in free):
         return []
     if len({value.dims is None for value, _ in free}) > 1:
-        # nobody knows which sizes are the same
+        # Equal sizes cannot be recognized between inputs with and without a shape.
         return []
     names = _DimensionNames(size for value, _ in free for size in value.dims or ())
     lines = []
     for value, request in pairs:
         shape = None
         if _needs_size(value, request):
-            # of unknown sizes, the first is a batch, and somebody knows the others
+            # For an unknown shape: a batch, and a placeholder for other sizes.
             dims = ("", SIZE) if value.dims is None else value.dims
             shape = [
                 yaml_key(names.add(value, axis, size))
@@ -363,7 +363,7 @@ def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputReq
 
 
 class _DimensionNames:
-    """The names of dimensions for the free sizes of a model, with the range of each as YAML."""
+    """Names for the dynamic dimensions of a model, with their ranges as YAML."""
 
     def __init__(self, sizes: Iterable[int | str]) -> None:
         self.ranges: dict[str, str] = {}
@@ -371,7 +371,7 @@ class _DimensionNames:
         self._alone = {size for size in sizes if isinstance(size, str) and size.isidentifier()}
 
     def add(self, value: ModelInput, axis: int, size: int | str) -> str:
-        """Return an identifier for a size of an input, or an expression of dimensions that other sizes are."""
+        """Return a dimension name for a dynamic size, or an expression if the size depends on others."""
         own = size if isinstance(size, str) and size else ""
         if own not in self._alone and (parts := self._list_parts(own)):
             return str(substitute(own, {part: self.add(value, -1, part) for part in parts}))
@@ -385,7 +385,7 @@ class _DimensionNames:
         return self._by_size[key]
 
     def _list_parts(self, text: str) -> list[str]:
-        """Return the dimensions that are operands in an expression; none for any other text."""
+        """Return the dimensions in an expression; empty for other texts."""
         try:
             parts = list_names(text)
         except WrongSize:
@@ -393,7 +393,7 @@ class _DimensionNames:
         return parts if self._alone.issuperset(parts) else []
 
     def _choose(self, text: str) -> str:
-        """Return an identifier that no other size has, also in another case."""
+        """Return an identifier that is unique, ignoring case."""
         name = re.sub(r"[^A-Za-z0-9_]+", "_", text)[: MAX_DIMENSION_NAME - 4].strip("_") or "size"
         name = f"size_{name}" if name[0].isdigit() else name
         name = name if is_dimension_name(name) else f"{name}_"
@@ -410,7 +410,7 @@ def is_dimension_name(name: str) -> bool:
 
 
 def suggest_shape(value: ModelInput) -> list[str]:
-    """Return the sizes of an input for a recipe: 1 for a batch, and SIZE for unknown ones."""
+    """Return the sizes of an input for a recipe: 1 for a batch, SIZE for other dynamic sizes."""
     shape = []
     for axis, size in enumerate((SIZE,) if value.dims is None else value.dims):
         name = size.lower() if isinstance(size, str) else ""

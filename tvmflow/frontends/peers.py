@@ -1,4 +1,4 @@
-"""Runtimes that `verify` compares with a library: models, installation and start."""
+"""Peer runtimes that `verify` compares with a library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmflow.frontends.pytorch import PytorchFrontend
 
 
 class Peer(NamedTuple):
-    """A runtime of the models of a frontend (`kind`), beside which a library can be timed."""
+    """A runtime for models of the frontend `kind`, to compare latency with."""
 
     traits: ReferenceTraits
     kind: str
@@ -25,7 +25,7 @@ class Peer(NamedTuple):
     needs_gpu: bool = False
 
     def unsupported_reason(self, kind: str, device: str) -> str:
-        """Return why it cannot run the models of a frontend on a kind of device, or an empty string."""
+        """Return why it cannot run models of a frontend on a kind of device, or an empty string."""
         name = self.traits.name
         if kind != self.kind:
             own, other = (FRONTENDS[kind].NAME for kind in (self.kind, kind))
@@ -72,11 +72,11 @@ def open_peer(
     precision: str,
     scratch: Path,
 ) -> Iterator[Reference]:
-    """Run a runtime with a model, in the precision of the library, in a process for the block.
+    """Run a model in a peer runtime, in a separate process while the block runs.
 
     Raises:
-        StageError: when it rejects the model.
-        EnvironmentProblem: when it cannot be imported.
+        StageError: if the runtime rejects the model.
+        EnvironmentProblem: if the runtime cannot be imported.
     """
     from tvmflow.frontends import _reference_process
     from tvmflow.frontends.onnx.model_files import link_files

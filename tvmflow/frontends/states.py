@@ -1,4 +1,4 @@
-"""States: the inputs of a model that are outputs of the call before."""
+"""States: inputs of a model that are outputs of the previous call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, State, TensorSpec
 
 ANY = "*"
-"""The placeholder of the common text in the names of an input and its output."""
+"""Placeholder for the common text in the names of an input and its output."""
 
 _MAX_CONTENT_BYTES: Final = 1 << 16
-"""The maximum size of initial values that are not all 0: a C library has them in its source code."""
+"""Maximum bytes of nonzero initial values, which C libraries have in their source code."""
 
 _FIX = "correct `state` in the recipe; `tvmflow inspect MODEL` lists inputs and outputs"
 
@@ -30,10 +30,10 @@ def pair_states(
 ) -> tuple[State, ...]:
     """Return the states of a model, in the order of its inputs.
 
-    A pattern maps the name of an input to that of an output; `*` in both stands for the same text.
+    A pattern maps the name of an input to the name of an output; `*` stands for the same text in both.
 
     Raises:
-        ImportFailed: A pattern fits no input, an output is missing, or the two do not fit each other.
+        ImportFailed: If a pattern matches no input, an output is missing, or input and output are incompatible.
     """
     own, known = ({spec.name: spec for spec in specs} for specs in (inputs, outputs))
     states: dict[str, State] = {}
@@ -57,7 +57,7 @@ def pair_states(
 
 
 def suggest_states(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """Return the patterns of inputs and outputs that exporters name alike; none if no name is known.
+    """Return patterns for states, recognized by exporters' naming conventions.
 
     >>> suggest_states(["x", "past_key_values.0.key"], ["y", "present.0.key"])
     {'past_key_values.*': 'present.*'}
@@ -67,7 +67,7 @@ def suggest_states(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, s
     return dict(_suggest(inputs, outputs))
 
 
-# Inputs and outputs, in pairs.
+# Naming conventions of exporters, as pairs of input and output.
 _KNOWN = """
     past_key_values.* present.*  past_key_values.* present_key_values.*  past_key_values_* present_key_values_*
     past_* present_*  past.* present.*  state stateN  state new_state  h hn  c cn  h0 hn  c0 cn  h_0 h_n  c_0 c_n
@@ -88,7 +88,7 @@ def encode_content(name: str, content: bytes) -> str:
     """Encode the initial content of a state for `State.initial`: base64, or empty for zeros.
 
     Raises:
-        ValueError: It is too long.
+        ValueError: If the content is too long.
     """
     if content.count(0) == len(content):
         return ""
@@ -99,7 +99,7 @@ def encode_content(name: str, content: bytes) -> str:
 
 
 def _match(pattern: str, target: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the names that fit a pattern, each with the name that the target stands for."""
+    """Return matching name -> `target` with the matched text in place of `*`."""
     before, star, after = map(re.escape, pattern.partition(ANY))
     fits = re.compile(f"{before}(.+){after}" if star else f"{before}()", re.DOTALL)
     matches = {name: match[1] for name in names if (match := fits.fullmatch(name))}
@@ -107,7 +107,7 @@ def _match(pattern: str, target: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _pair(before: TensorSpec, after: TensorSpec) -> State:
-    """Return the state of an input and an output, which may differ in the size of one axis."""
+    """Return the state of an input and an output, whose shapes may differ in one axis."""
     names = f"state: {quoted(before.name)} and {quoted(after.name)}"
     old, new = (spec.sizes or spec.shape for spec in (before, after))
     if before.dtype != after.dtype or len(old) != len(new):
@@ -132,7 +132,7 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
 def _check_length(
     states: Sequence[State], inputs: Mapping[str, TensorSpec], dimensions: Sequence[Dimension]
 ) -> None:
-    """Check that all growing states have one length, which is 0 at first."""
+    """Check that all growing states have the same length, with minimum 0."""
     lengths = {
         str(inputs[state.input].sizes[state.axis]): state.input
         for state in states

@@ -1,7 +1,7 @@
-"""Marks the nodes of custom operators before the model is prepared, and converts them.
+"""Nodes of custom operators: marking, shape inference, conversion, references and model splitting.
 
-A marked node has a tvmflow domain and name, so that it is not taken for an ONNX or TVM operator of the same name.
-The implementation gives the shapes of its results, because ONNX cannot infer them.
+Marking gives a node a tvmflow domain and name, to distinguish it from ONNX or TVM operators of the same name. Shapes
+of results come from the implementation, because ONNX cannot infer them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tvmflow.frontends.onnx.graph import (
 
 
 class UsedOperator(NamedTuple):
-    """A custom operator that a model calls, and the version of the operator's domain in the model."""
+    """A custom operator that a model calls, and the model's opset version of its domain."""
 
     operator: Operator
     version: int
@@ -56,7 +56,7 @@ class UsedOperator(NamedTuple):
 def find_operator(
     node: NodeProto, operators: Operators, versions: Mapping[str, int]
 ) -> UsedOperator | None:
-    """Return the custom operator that implements a node; None if there is none."""
+    """Return the custom operator that implements a node, or None."""
     version = versions.get(standard_domain(node.domain), 1)
     operator = operators.find(node.domain, node.op_type, version)
     return UsedOperator(operator, version) if operator else None
@@ -91,7 +91,7 @@ class CustomNodes:
                 self._dtypes[value.name] = dtype_of(element)
 
     def infer_shapes(self, model: ModelProto) -> ModelProto:
-        """Add the shapes of results for nodes whose input shapes are known."""
+        """Add the result shapes of custom nodes with known input shapes to a model."""
         if not self._uses:
             return model
         shapes = dict(known_values(model).shapes)
@@ -145,7 +145,7 @@ NO_OPERATORS: Final = CustomNodes(Operators())
 def describe_node(
     node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
 ) -> Node:
-    """Return the node as the operator's implementation and reference see it."""
+    """Return the description of a node for the operator's implementation and reference."""
     attributes = attributes_of(node)
     for name, value in attributes.items():
         if isinstance(value, GraphProto):
@@ -178,8 +178,8 @@ def _call_operator(
     """Call an operator's implementation for a node; return its results, each as a variable.
 
     Raises:
-        StageError: when the implementation raises; the error has file and line.
-        ImportFailed: when it returns too few results, or a result that is not a tensor.
+        StageError: if the implementation raises; the error has file and line.
+        ImportFailed: if the implementation returns too few results, or a result that is not a tensor.
     """
     operands = [None if value is None else builder.emit(value) for value in inputs]
     tensors = tuple(None if operand is None else _tensor_of(operand) for operand in operands)
@@ -212,7 +212,7 @@ def _tensor_of(expr: Any) -> Tensor:
 
 
 def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
-    """Return the error for a node that an operator cannot implement; `text` ends the sentence."""
+    """Return the error for a node that an operator cannot implement; `text` is the predicate."""
     return ImportFailed(
         f"{operator.where}: the operator {operator} (node {name}) {text}",
         fix=f"correct its implementation; {ADVICE}",
@@ -220,7 +220,7 @@ def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
 
 
 def _set_type(model: ModelProto, typed: onnx.ValueInfoProto) -> None:
-    """Set the type of a value in the main graph; the value may be an output."""
+    """Set the type of a value or output in the main graph."""
     declared = (*model.graph.output, *model.graph.value_info)
     own = next((value for value in declared if value.name == typed.name), None)
     (own or model.graph.value_info.add()).CopyFrom(typed)
@@ -248,7 +248,7 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
 
 
 class CustomReferences:
-    """The NumPy references of custom operators; records the first call of each node."""
+    """The NumPy references of custom operators; the first call of each node is recorded."""
 
     def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
         self.used, self._operators, self._calls = used, operators, calls
@@ -277,12 +277,12 @@ class CustomReferences:
         return results
 
     def make_classes(self) -> list[type]:
-        """Return a class for each operator, which registers it with ONNX's reference evaluator."""
+        """Return a class for each operator, for ONNX's reference evaluator."""
         return [self._make_class(use) for use in self.used]
 
     def _make_class(self, use: UsedOperator) -> type:
         def load_attributes(node: Any) -> None:
-            # A node's attributes must not overwrite those of the evaluator's class.
+            # A node's attributes must not overwrite attributes of the evaluator's class.
             node.has_linked_attribute, node.attributes_names_ = False, set()
 
         def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
@@ -296,7 +296,7 @@ class CustomReferences:
             "run": run,
             "_run": run,
         }
-        # This import takes a second.
+        # Imported here because the import takes a second.
         from onnx.reference.op_run import OpRun
 
         return type(use.operator.name, (OpRun,), body)
@@ -305,7 +305,7 @@ class CustomReferences:
 def _record(
     path: Path, node: NodeProto, use: UsedOperator, *arguments: Sequence[Array | None]
 ) -> None:
-    """Write a call as a model with this one node, and its input and output arrays beside the model."""
+    """Write a call as a single-node model, and its input and output arrays beside the model."""
     arrays: dict[str, Array] = {}
     sides = []
     for names, values in zip((node.input, node.output), arguments, strict=True):
@@ -324,14 +324,14 @@ def _record(
 
 
 class CustomPiece(NamedTuple):
-    """A node that a custom operator implements."""
+    """A node of a custom operator."""
 
     node: NodeProto
     use: UsedOperator
 
 
 class StandardPiece(NamedTuple):
-    """The nodes between two custom operators, and the values that they read and return."""
+    """A piece of standard nodes, and the values that it reads and returns."""
 
     model: ModelProto
     nodes: Sequence[NodeProto]
@@ -339,7 +339,7 @@ class StandardPiece(NamedTuple):
     outputs: Sequence[str]
 
     def make_model(self, feed: Mapping[str, Array]) -> bytes:
-        """Return a model of only these nodes; its inputs have the dtypes of the given arrays."""
+        """Return a model of only these nodes; inputs have the dtypes and shapes of `feed`."""
         inputs = [value_info(name, array.dtype, array.shape) for name, array in feed.items()]
         outputs = [onnx.ValueInfoProto(name=name) for name in self.outputs]
         read = _list_read(self.nodes)
@@ -351,7 +351,7 @@ class StandardPiece(NamedTuple):
 
 
 class SplitModel(NamedTuple):
-    """A model split into pieces in execution order, and the weights that are read between pieces."""
+    """A model split into pieces in execution order; `constants` are weights that pieces read."""
 
     pieces: Sequence[CustomPiece | StandardPiece]
     constants: Mapping[str, Array]
