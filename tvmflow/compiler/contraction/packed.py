@@ -165,8 +165,8 @@ class Product(NamedTuple):
         tile_rows: The rows of a tile.
         factors: The terms whose left multiplicands are lanes of one vector; 1 if each multiplicand is loaded alone.
         stride: The distance between rows of the result, in elements; None if they are contiguous.
-        packed_depth: The length of the packed columns, of which the matmul reads the first `depth` terms; None if it
-            reads all.
+        packed_depth: The length of the packed columns, of which the matmul reads `depth` terms; None if it reads all.
+        packed_start: The first of these terms.
     """
 
     rows: IrSize
@@ -176,6 +176,7 @@ class Product(NamedTuple):
     factors: int = 1
     stride: IrSize | None = None
     packed_depth: IrSize | None = None
+    packed_start: IrSize = 0
 
     def emit(self, left: Element, packed: Any, base: Any, result: Any) -> None:
         """Emit the matmul with the matrix that `pack` has written at `base`."""
@@ -238,7 +239,7 @@ class Product(NamedTuple):
         with self._iterate_factors(count) as k:
             sums.add(
                 lambda tile_row: left(row + tile_row, first + k),
-                lambda column: packed[tile + (first + k) * width + column],
+                lambda column: packed[tile + (self.packed_start + first + k) * width + column],
             )
         for index, tile_row, column in sums.iterate():
             result[offset_of(tile_row, column)] = sums.buffer[index]

@@ -55,7 +55,7 @@ from tvmflow.compiler.contraction.packed import (
 )
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, if_else, when
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
-from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic
+from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, same_size
 
 
 class ScoreStep(NamedTuple):
@@ -165,6 +165,13 @@ def make_cpu_kernel(
     return _CpuEmitter(attention, cpu, exponential).emit()
 
 
+class _Keys(NamedTuple):
+    """The range of keys that some queries see; scores are stored from its start on."""
+
+    start: IrSize
+    count: IrSize
+
+
 class _CpuEmitter(_Emitter):
     def __init__(
         self, attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
@@ -197,9 +204,16 @@ class _CpuEmitter(_Emitter):
         for step in self._attention.steps[-1:]:
             for position in step.operands if step.function is tirx.Add else ():
                 matrices = None if position is None else self._attention.operands[position].matrices
-                if matrices is not None and matrices.row != 0 and matrices.column == 1:
-                    return position
+                if matrices is not None and matrices.column == 1:
+                    is_single = same_size(self._attention.queries, 1)
+                    return position if is_single or not same_size(matrices.row, 0) else None
         return None
+
+    @property
+    def _has_one_mask(self) -> bool:
+        """True if all heads have the same mask."""
+        matrices = None if self._mask is None else self._attention.operands[self._mask].matrices
+        return matrices is not None and all(same_size(stride, 0) for _, stride in matrices.digits)
 
     def emit(self) -> tvm.tirx.PrimFunc:
         a = self._attention
@@ -233,7 +247,7 @@ class _CpuEmitter(_Emitter):
 
     def _attend(self, matrix: Any, block: Any, packed: Sequence[Any], slot: Any) -> None:
         first = block * self._rows
-        keys = self._count_visible_keys(matrix, first)
+        keys = self._find_seen_keys(matrix, first, self._rows, self._keys.vectors * self._lanes)
         a, rows, stride = self._attention, self._rows, self._score_stride
         packed_keys, packed_values = packed
         sizes = (rows * a.depth, rows * stride, rows, rows * self._values.padded)
@@ -246,12 +260,12 @@ class _CpuEmitter(_Emitter):
         product = Product(
             rows=count(self._key_rows),
             depth=a.depth,
-            columns=self._keys._replace(size=keys),
+            columns=self._keys._replace(size=keys.count),
             tile_rows=self._key_rows,
             factors=max(1, self._cpu.multiplicand_lanes),
             stride=stride,
         )
-        base = slot * self._key_size
+        base = slot * self._key_size + keys.start * a.depth
         product.emit(lambda row, k: queries[row * a.depth + k], packed_keys, base, scores)
         mixed = count(self._value_rows)
 
@@ -260,16 +274,17 @@ class _CpuEmitter(_Emitter):
                 self._end_row(matrix, self._clamp(first + row), row, keys, tail, scores)
 
         # before all rows, since reading a vector shortly after a part of it was written is slow
-        self._emit_tail(keys, end_rows)
+        self._emit_tail(keys.count, end_rows)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, keys, scores, totals)
         product = product._replace(
             rows=mixed,
-            depth=keys,
+            depth=keys.count,
             columns=self._values,
             tile_rows=self._value_rows,
             stride=None,
             packed_depth=a.keys,
+            packed_start=keys.start,
         )
         base = slot * self._value_size
         product.emit(lambda row, k: scores[row * stride + k], packed_values, base, result)
@@ -278,37 +293,43 @@ class _CpuEmitter(_Emitter):
                 value = result[row * self._values.padded + column] / totals[row]
                 self._out[a.out.offset_of(matrix, first + row, column)] = value
 
-    def _count_visible_keys(self, matrix: Any, first: Any) -> IrSize:
-        """Emit the search for the last key that a block of queries sees; return how many to score.
+    def _find_seen_keys(self, matrix: Any, first: Any, rows: int, unit: int) -> _Keys:
+        """Emit the search for the first and the last key that some queries see, in whole units of keys.
 
-        The mask hides later keys, so that their weights are 0. A query that sees no key has weights for all keys.
+        The mask hides all others, so that their weights are 0. A query that sees no key has weights for all keys.
         """
         a, lanes = self._attention, self._lanes
         if self._mask is None:
-            return a.keys
+            return _Keys(0, a.keys)
         mask, keys = self._load(self._mask, matrix), tirx.Cast("int32", a.keys)
-        visible, seen = (allocate_registers(n, dtype="int32") for n in (1, lanes))
-        visible[0] = T.int32(0)
-        with T.serial(self._rows) as row:
+        start, end = (allocate_registers(1, dtype="int32") for _ in range(2))
+        lowest, highest = (allocate_registers(lanes, dtype="int32") for _ in range(2))
+        start[0], end[0] = keys, T.int32(0)
+        with T.serial(rows) as row:
             query = self._clamp(first + row)
 
             def note(key: Any, lane: Any) -> None:
-                number = tirx.Cast("int32", key) + 1
+                number = tirx.Cast("int32", key)
                 is_hidden = mask(query, key) <= T.float32(_HIDDEN)
-                seen[lane] = tirx.Select(is_hidden, seen[lane], number)
+                lowest[lane] = tirx.min(lowest[lane], tirx.Select(is_hidden, keys, number))
+                highest[lane] = tirx.Select(is_hidden, highest[lane], number + 1)
 
             with T.vectorized(lanes) as lane:
-                seen[lane] = T.int32(0)
+                lowest[lane] = keys
+                highest[lane] = T.int32(0)
             with T.serial(a.keys // lanes) as piece, T.vectorized(lanes) as lane:
                 note(piece * lanes + lane, lane)
             with T.serial(a.keys % lanes) as tail:
                 note(a.keys // lanes * lanes + tail, 0)
-            reduce_lanes(seen, tirx.max, lanes)
-            seen[0] = tirx.Select(seen[0] > 0, seen[0], keys)
-            visible[0] = tirx.max(visible[0], seen[0])
-        tile = self._keys.vectors * lanes
-        count = tirx.min(divide_up(visible[0], tile) * tile, keys)
-        return T.Bind(tirx.Cast(a.keys.ty.dtype, count))
+            reduce_lanes(lowest, tirx.min, lanes)
+            reduce_lanes(highest, tirx.max, lanes)
+            sees_any = highest[0] > 0
+            start[0] = tirx.min(start[0], tirx.Select(sees_any, lowest[0], T.int32(0)))
+            end[0] = tirx.max(end[0], tirx.Select(sees_any, highest[0], keys))
+        dtype = a.keys.ty.dtype
+        begin = T.Bind(tirx.Cast(dtype, start[0] // unit * unit))
+        stop = tirx.min(divide_up(end[0], unit) * unit, keys)
+        return _Keys(begin, T.Bind(tirx.Cast(dtype, stop) - begin))
 
     @property
     def _is_whole(self) -> bool:
@@ -330,19 +351,19 @@ class _CpuEmitter(_Emitter):
                 queries[row * a.depth + column] = value
 
     def _softmax(
-        self, matrix: Any, query: Any, row: Any, keys: IrSize, scores: Any, totals: Any
+        self, matrix: Any, query: Any, row: Any, keys: _Keys, scores: Any, totals: Any
     ) -> None:
         """Emit the steps on whole vectors of a row of scores, the exponentials, and their total."""
         a, base = self._attention, row * self._score_stride
         # several vectors of exponentials are computed at once
         wide = self._lanes * FUNCTION_VECTORS
-        lanes = self._lanes if is_dynamic(keys) or keys < wide else wide
+        lanes = self._lanes if is_dynamic(keys.count) or keys.count < wide else wide
         largest, total = allocate_registers(lanes), allocate_registers(lanes)
         with T.vectorized(lanes) as lane:
             largest[lane] = tirx.min_value(FLOAT)
             total[lane] = T.float32(0)
-        whole = keys // self._lanes * self._lanes
-        padded = self._keys._replace(size=keys).padded
+        whole = keys.count // self._lanes * self._lanes
+        padded = self._keys._replace(size=keys.count).padded
 
         def keep_tail(_: IrSize) -> None:
             with T.vectorized(self._lanes) as lane:
@@ -352,10 +373,11 @@ class _CpuEmitter(_Emitter):
             with T.vectorized(count) as lane:
                 position = base + start + lane
                 if a.steps:
-                    score = self._apply_steps(matrix, query, start + lane, scores[position])
+                    key = keys.start + start + lane
+                    score = self._apply_steps(matrix, query, key, scores[position])
                     scores[position] = score
                 largest[lane] = tirx.max(largest[lane], scores[position])
-        self._emit_tail(keys, keep_tail)
+        self._emit_tail(keys.count, keep_tail)
         reduce_lanes(largest, tirx.max, lanes)
         for start, count in self._iterate_vectors(padded, lanes):
             with T.vectorized(count) as lane:
@@ -382,19 +404,19 @@ class _CpuEmitter(_Emitter):
             for inner, lanes in iterate_pieces(count, wide if count == wide else self._lanes):
                 yield start + inner, lanes
 
-    def _emit_tail(self, keys: IrSize, emit: Callable[[IrSize], None]) -> None:
-        """Emit the statements for the tail of keys, if there is one; `emit` takes its length."""
-        tail = keys % self._lanes
+    def _emit_tail(self, count: IrSize, emit: Callable[[IrSize], None]) -> None:
+        """Emit the statements for the tail of some keys, if there is one; `emit` takes its length."""
+        tail = count % self._lanes
         if is_dynamic(tail) or tail:
             with when(not is_dynamic(tail) or tail > 0):
                 emit(tail)
 
     def _end_row(
-        self, matrix: Any, query: Any, row: Any, keys: IrSize, tail: IrSize, scores: Any
+        self, matrix: Any, query: Any, row: Any, keys: _Keys, tail: IrSize, scores: Any
     ) -> None:
         """Emit the steps on the scores of the tail, and -∞ for the remaining lanes of its vector."""
-        a, key = self._attention, keys - tail
-        position = row * self._score_stride + key
+        a, whole = self._attention, keys.count - tail
+        position, key = row * self._score_stride + whole, keys.start + whole
         if a.steps:
             # masks end with the keys, so no whole vector of them can be read
             last = iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail)
@@ -426,12 +448,17 @@ class _CpuEmitter(_Emitter):
         """Emit attention for a few queries; with few groups of heads, cores divide keys and values."""
         a, rows, vectors = self._attention, self._shared, self._count_mixed_vectors()
         groups, columns = a.batch // rows, a.values // (vectors * self._lanes)
-        parts = divide_up(a.keys, _KEYS_PER_PART)
         with T.serial(a.queries) as query:
+            keys = _Keys(0, a.keys)
+            if self._has_one_mask:
+                keys = self._find_seen_keys(0, query, 1, _KEYS_PER_PART)
+            parts = divide_up(keys.count, _KEYS_PER_PART)
             if cores == 1 or a.typical.batch // rows >= cores:
                 with loop_over(groups, is_parallel=cores > 1) as group:
                     scores, totals = allocate(rows * self._score_stride), allocate(rows)
-                    here = functools.partial(_Rows, query=query, scores=scores, totals=totals)
+                    here = functools.partial(
+                        _Rows, query=query, keys=keys, scores=scores, totals=totals
+                    )
                     rows_of_group = here(matrix=group * rows, first=0)
                     with T.serial(parts) as part:
                         self._score_part(rows_of_group, part)
@@ -441,7 +468,9 @@ class _CpuEmitter(_Emitter):
                         self._mix(rows_of_group, column, vectors)
             else:
                 scores, totals = allocate(a.batch * self._score_stride), allocate(a.batch)
-                here = functools.partial(_Rows, query=query, scores=scores, totals=totals)
+                here = functools.partial(
+                    _Rows, query=query, keys=keys, scores=scores, totals=totals
+                )
                 with T.parallel(groups * parts) as piece:
                     first = piece // positive(parts) * rows
                     rows_of_group = here(matrix=first, first=first)
@@ -461,7 +490,7 @@ class _CpuEmitter(_Emitter):
     def _score_part(self, rows: _Rows, part: Any) -> None:
         """Emit the scores of a part of the keys, a few at once for independent accumulators."""
         start = part * _KEYS_PER_PART
-        count = tirx.min(self._attention.keys - start, _KEYS_PER_PART)
+        count = tirx.min(rows.keys.count - start, _KEYS_PER_PART)
         together = max(1, _MAX_DIRECT_ROWS // self._shared)
         with T.serial(count // together) as piece:
             self._score_keys(rows, start + piece * together, together)
@@ -479,7 +508,7 @@ class _CpuEmitter(_Emitter):
             source = self._load(0, rows.matrix + row)
             with T.vectorized(lanes) as lane:
                 column = vector * lanes + lane
-                term = source(query, column) * keys(column, key + k)
+                term = source(query, column) * keys(column, rows.keys.start + key + k)
                 sums[k, row, lane] = sums[k, row, lane] + term
         width = lanes
         while width > 1:
@@ -492,12 +521,9 @@ class _CpuEmitter(_Emitter):
 
     def _weigh(self, rows: _Rows, row: Any) -> None:
         """Emit the softmax weights of a row of scores, and their total."""
-        matrix, position, keys = rows.matrix + row, rows.first + row, self._attention.keys
-        self._emit_tail(
-            keys,
-            lambda tail: self._end_row(matrix, rows.query, position, keys, tail, rows.scores),
-        )
-        self._softmax(matrix, rows.query, position, keys, rows.scores, rows.totals)
+        here = (rows.matrix + row, rows.query, rows.first + row, rows.keys)
+        self._emit_tail(rows.keys.count, lambda tail: self._end_row(*here, tail, rows.scores))
+        self._softmax(*here, rows.scores, rows.totals)
 
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
         """Emit some columns of the matmul of weights and values."""
@@ -506,10 +532,10 @@ class _CpuEmitter(_Emitter):
         sums = Accumulators.allocate(self._shared, vectors, self._lanes)
         for index, _, _ in sums.iterate():
             sums.buffer[index] = T.float32(0)
-        with T.serial(a.keys) as key:
+        with T.serial(rows.keys.count) as key:
             sums.add(
                 lambda row: rows.scores[(rows.first + row) * self._score_stride + key],
-                lambda column: values(key, start + column),
+                lambda column: values(rows.keys.start + key, start + column),
             )
         for index, row, column in sums.iterate():
             value = sums.buffer[index] / rows.totals[rows.first + row]
@@ -526,6 +552,7 @@ class _Rows(NamedTuple):
     matrix: Any
     first: Any
     query: Any
+    keys: _Keys
     scores: Any
     totals: Any
 

@@ -118,30 +118,34 @@ def test_keys_that_a_mask_hides_are_not_read(mcpu: str, hidden: float) -> None:
     }
     run = make_attention(inputs, (SEQ, keys)).compile(level(mcpu))
     rng = np.random.default_rng(0)
-    for queries, past, unseen, blind in [(37, 0, 0, ()), (40, 90, 401, ()), (24, 3, 300, (7, 23))]:
+    for queries, past, unseen, window, blind in [
+        (37, 0, 0, 600, ()),
+        (40, 90, 401, 600, ()),
+        (24, 3, 300, 600, (7, 23)),
+        (24, 500, 0, 40, ()),
+        (3, 530, 60, 40, ()),
+        (1, 500, 0, 30, ()),
+    ]:
         seen = past + queries
         q, k, v = (
             rng.standard_normal((1, length, width), dtype=np.float32)
             for length in (queries, seen + unseen, seen + unseen)
         )
-        positions = np.arange(seen + unseen)[None]
-        mask = np.where(positions <= np.arange(past, seen)[:, None], 0, hidden).astype(np.float32)
+        positions, own = np.arange(seen + unseen)[None], np.arange(past, seen)[:, None]
+        is_seen = (positions <= own) & (positions > own - window)
+        mask = np.where(is_seen, 0, hidden).astype(np.float32)
         mask[list(blind)] = hidden
         with np.errstate(invalid="ignore"):
             expected = attend(q, k, v, mask)
         if hidden < -1e30 and not blind:
             v[:, seen + 192 :] = np.nan
+            v[:, : max(0, past - window - 192)] = np.nan
         (actual,) = run(q=q, k=k, v=v, mask=mask)
-        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5, err_msg=f"{past}")
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("mcpu", LEVELS_HERE)
-def test_few_queries_of_grouped_heads_read_keys_where_they_are(mcpu: str, groups: int) -> None:
-    """Up to four queries: a step of a decoder, whose heads share keys; more queries pack them.
-
-    With one group, cores divide the keys, and with four the groups.
-    """
+def make_grouped_attention(groups: int) -> tuple[DynamicNetwork, Any]:
+    """Return attention of four heads that share the keys of some groups, and its reference."""
     heads, depth, past = 4, 32, Dimension("keys", 1, 2000)
 
     def body(emit: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -171,11 +175,37 @@ def test_few_queries_of_grouped_heads_read_keys_where_they_are(mcpu: str, groups
         "v": Input((1, groups, "keys", depth)),
         "mask": Input((1, 1, "seq", "keys")),
     }
-    network = make_network((SEQ, past), inputs, {}, body)
+    return make_network((SEQ, past), inputs, {}, body), reference
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_few_queries_of_grouped_heads_read_keys_where_they_are(mcpu: str, groups: int) -> None:
+    """Up to four queries: a step of a decoder, whose heads share keys; more queries pack them.
+
+    With one group, cores divide the keys, and with four the groups.
+    """
+    network, reference = make_grouped_attention(groups)
     target = {**level(mcpu), "num-cores": 4}
     assert "attention" in network.list_kernels(target)
     sizes = [(1, 1), (1, 128), (2, 129), (3, 7), (4, 1000), (5, 1000), (1, 1999)]
     network.agrees(reference, [{"seq": q, "keys": k} for q, k in sizes], target)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_steps_of_a_decoder_read_no_keys_outside_the_window(mcpu: str, groups: int) -> None:
+    network, reference = make_grouped_attention(groups)
+    run = network.compile({**level(mcpu), "num-cores": 4})
+    for seq, keys, window in [(1, 1500, 300), (4, 1999, 17), (2, 130, 128), (6, 1500, 300)]:
+        feed = network.draw({"seq": seq, "keys": keys})
+        position, own = np.arange(keys), np.arange(keys - seq, keys)[:, None]
+        is_seen = (position <= own) & (position > own - window)
+        feed["mask"] = np.where(is_seen, 0, -np.inf).astype(np.float32)[None, None]
+        expected = reference(**feed)
+        feed["v"][:, :, : max(0, keys - seq - window - 256)] = np.nan
+        (actual,) = run(**feed)
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5, err_msg=f"{keys}")
 
 
 def test_products_of_computed_matrices() -> None:
