@@ -121,6 +121,8 @@ class _Graph:
             return str(self.op("MatMul", data, self.constant(name, weight.T)))
         rows, columns = weight.shape
         values, scales = quantize(weight, self.bits)
+        if self.bits == 4:
+            values = values[..., ::2] | values[..., 1::2] << 4
         parameters = [
             self.constant(name, values, np.uint8),
             self.constant(f"{name}.scales", scales.ravel()),
@@ -139,15 +141,12 @@ class _Graph:
 
 
 def quantize(weight: Array, bits: int) -> tuple[Array, Array]:
-    """Return the packed blocks of a weight as MatMulNBits reads them, and the scale of each block."""
-    rows, columns = weight.shape
-    blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
+    """Return the values 1 to 2^bits - 1 of blocks (rows, blocks, 32), and their scales, which float16 can hold."""
+    blocks = weight.reshape(len(weight), -1, BLOCK)
     zero = 1 << (bits - 1)
-    scales = np.abs(blocks).max(-1) / (zero - 1)
-    values = (np.rint(blocks / scales[..., None]) + zero).astype(np.uint8)
-    if bits == 4:
-        values = values[..., ::2] | values[..., 1::2] << 4
-    return values, scales.astype(np.float32)
+    scales = (np.abs(blocks).max(-1) / (zero - 1)).astype(np.float16).astype(np.float32)
+    values = np.rint(blocks / scales[..., None]) + zero
+    return np.clip(values, 1, 2 * zero - 1).astype(np.uint8), scales
 
 
 def make_onnx(model: Llama, weights: str, path: Path, *, fused: bool = False) -> None:
@@ -267,7 +266,7 @@ def _attend(graph: _Graph, tables: list[str]) -> Any:
     def repeat(data: str) -> str:
         if group == 1:
             return data
-        spread = graph.op("Tile", graph.op("Unsqueeze", data, two_axis), copies)
+        spread = graph.op("Expand", graph.op("Unsqueeze", data, two_axis), copies)
         return str(graph.op("Reshape", spread, repeated))
 
     def attend(layer: int, q: str, k: str, v: str) -> tuple[str, str, str]:
@@ -310,8 +309,8 @@ def _attend_fused(graph: _Graph) -> Any:
 def make_gguf(model: Llama, weights: str, path: Path) -> None:
     """Write a model for llama.cpp, which rotates pairs of neighbors: its rows of q and k stand in another order."""
     import gguf
-    from gguf import quants
 
+    bits = BITS.get(weights)
     kinds = gguf.GGMLQuantizationType
     kind = {"float32": kinds.F32, "int8": kinds.Q8_0, "int4": kinds.Q4_0}[weights]
     writer = gguf.GGUFWriter(path, "llama")
@@ -333,11 +332,23 @@ def make_gguf(model: Llama, weights: str, path: Path) -> None:
         if part in ("q", "k") and layer:
             rows = values.reshape(-1, 2, model.depth // 2, values.shape[1])
             values = rows.swapaxes(1, 2).reshape(values.shape)
-        if values.ndim == 2 and kind != kinds.F32 and name != "embedding":
-            writer.add_tensor(f"{own}.weight", quants.quantize(values, kind), raw_dtype=kind)
+        if values.ndim == 2 and bits and name != "embedding":
+            writer.add_tensor(f"{own}.weight", _blocks_of_gguf(values, bits), raw_dtype=kind)
         else:
             writer.add_tensor(f"{own}.weight", np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _blocks_of_gguf(weight: Array, bits: int) -> Array:
+    """Return the bytes of quantized blocks: a float16 scale each, then its values."""
+    values, scales = quantize(weight, bits)
+    heads = scales.astype(np.float16)[..., None].view(np.uint8)
+    half = BLOCK // 2
+    if bits == 4:
+        values = values[..., :half] | values[..., half:] << 4
+    else:
+        values = (values.astype(np.int16) - 128).astype(np.int8).view(np.uint8)
+    return np.concatenate([heads, values], axis=-1).reshape(len(weight), -1)

@@ -153,6 +153,20 @@ def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
     parameters = {item.get_any_name(): item for item in network.inputs}
     beam = op.parameter([1], np.int32, name="beam_idx")
     beam.output(0).get_tensor().set_names({"beam_idx"})
+    for product in network.get_ordered_ops():
+        weights = (
+            product.input_value(0).get_node() if product.get_type_name() == "MatMul" else product
+        )
+        if weights.get_type_name() != "Softmax" or weights is product:
+            continue
+        # as OpenVINO's own converter of language models writes attention, so that it is fused with its cache
+        masked = weights.input_value(0).get_node()
+        scores = masked.input_value(0).get_node().input_value(0).get_node()
+        keys = scores.input_value(1).get_node().input_value(0)
+        scale = op.constant(np.float32(model.depth**-0.5))
+        operands = (scores.input_value(0), keys, product.input_value(1), masked.input_value(1))
+        fused = op.scaled_dot_product_attention(*operands, scale)
+        product.output(0).replace(fused.output(0))
     pairs = {f"past_key_values.{name}": f"present.{name}" for name in state_names(model)}
     for name in pairs:
         node = parameters[name].get_node()
