@@ -1,6 +1,6 @@
-"""A Llama with random weights, in the formats of all runtimes that `decode.py` compares.
+"""Llama models with random weights, in the formats of all runtimes that `decode.py` compares.
 
-Weights are float32, or int4 or int8 in blocks of 32 with a scale each: `MatMulNBits` in ONNX, Q4_0 and Q8_0 in GGUF.
+Weights are float32, or block-quantized int4 or int8 (block size 32): `MatMulNBits` in ONNX, Q4_0 and Q8_0 in GGUF.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 BLOCK: Final = 32
 MAX_TOKENS: Final = 8704
-"""Rows of the tables of rotary positions."""
+"""Number of rows of the rotary embedding tables."""
 BITS: Final = {"int4": 4, "int8": 8}
 _EPSILON: Final = 1e-6
 _GGUF_NAMES: Final = {
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Llama(NamedTuple):
-    """The sizes of a model; a head has 64 elements."""
+    """The hyperparameters of a model; heads have 64 elements."""
 
     layers: int
     width: int
@@ -45,7 +45,7 @@ class Llama(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The elements of a head."""
+        """The number of elements of a head."""
         return self.width // self.heads
 
     @property
@@ -54,7 +54,7 @@ class Llama(NamedTuple):
         return sum(int(np.prod(shape)) for _, shape in self.shapes())
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of each weight; matrices have a row for each output."""
+        """Yield the name and shape of each weight; matrices are (outputs, inputs)."""
         cached = self.cached_heads * self.depth
         yield "embedding", (self.words, self.width)
         for layer in range(self.layers):
@@ -83,7 +83,7 @@ SIZES: Final = {
     120: Llama(layers=9, width=1024, hidden=2816, heads=16, cached_heads=4, words=8000),
     1000: Llama(layers=20, width=2048, hidden=5632, heads=32, cached_heads=4, words=32000),
 }
-"""Models by their millions of weights."""
+"""Millions of weights -> model."""
 
 
 def state_names(model: Llama) -> list[str]:
@@ -102,7 +102,7 @@ class _Graph:
         self.constants: list[Any] = []
 
     def constant(self, name: str, values: Any, dtype: Any = np.float32) -> str:
-        """Add a constant, and return its name."""
+        """Add a constant and return its name."""
         array = np.ascontiguousarray(np.asarray(values, dtype))
         self.constants.append(numpy_helper.from_array(array, name))
         return name
@@ -110,13 +110,13 @@ class _Graph:
     def op(
         self, operator: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Any
     ) -> Any:
-        """Add a node, and return the names of its outputs; of one output its name."""
+        """Add a node and return the name of its output, or the names of several outputs."""
         names = [f"{operator.lower()}_{len(self.nodes)}_{place}" for place in range(outputs)]
         self.nodes.append(helper.make_node(operator, inputs, names, domain=domain, **attributes))
         return names if outputs > 1 else names[0]
 
     def matmul(self, data: str, name: str, weight: Array) -> str:
-        """Add the product of data and a weight of shape (outputs, inputs)."""
+        """Add the matrix product of data and a weight of shape (outputs, inputs)."""
         if self.bits is None:
             return str(self.op("MatMul", data, self.constant(name, weight.T)))
         rows, columns = weight.shape
@@ -141,7 +141,7 @@ class _Graph:
 
 
 def quantize(weight: Array, bits: int) -> tuple[Array, Array]:
-    """Return the values 1 to 2^bits - 1 of blocks (rows, blocks, 32), and their scales, which float16 can hold."""
+    """Return the values (1 to 2^bits - 1) of blocks (rows, blocks, 32), and their float16-exact scales."""
     blocks = weight.reshape(len(weight), -1, BLOCK)
     zero = 1 << (bits - 1)
     scales = (np.abs(blocks).max(-1) / (zero - 1)).astype(np.float16).astype(np.float32)
@@ -150,9 +150,9 @@ def quantize(weight: Array, bits: int) -> tuple[Array, Array]:
 
 
 def make_onnx(model: Llama, weights: str, path: Path, *, fused: bool = False) -> None:
-    """Write a model with its cache as inputs and outputs; logits are those of the last token.
+    """Write a model with its KV cache as inputs and outputs, and the logits of the last token.
 
-    With `fused`, attention is `GroupQueryAttention`, an operator of ONNX Runtime that appends to its cache in place.
+    With `fused`, attention is ONNX Runtime's operator `GroupQueryAttention`, which appends to its cache in place.
     """
     graph = _Graph(model, weights)
     values = dict(model.weights())
@@ -214,7 +214,7 @@ def _write(graph: _Graph, path: Path, names: list[str], *, fused: bool) -> None:
 
 
 def _attend(graph: _Graph, tables: list[str]) -> Any:
-    """Return a function that adds the attention of a layer, as frameworks export it."""
+    """Return a function that adds a layer's attention as exported by frameworks."""
     model = graph.model
     group = model.heads // model.cached_heads
 
@@ -288,7 +288,7 @@ def _attend(graph: _Graph, tables: list[str]) -> Any:
 
 
 def _attend_fused(graph: _Graph) -> Any:
-    """Return a function that adds the attention of a layer by the operator of ONNX Runtime."""
+    """Return a function that adds a layer's attention as ONNX Runtime's fused operator."""
     model = graph.model
 
     def attend(layer: int, q: str, k: str, v: str) -> Any:
@@ -307,7 +307,7 @@ def _attend_fused(graph: _Graph) -> Any:
 
 
 def make_gguf(model: Llama, weights: str, path: Path) -> None:
-    """Write a model for llama.cpp, which rotates pairs of neighbors: its rows of q and k stand in another order."""
+    """Write a model for llama.cpp, with q and k rows permuted, because it rotates pairs of neighbors."""
     import gguf
 
     bits = BITS.get(weights)

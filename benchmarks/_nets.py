@@ -22,7 +22,7 @@ _CALIBRATION_INPUTS: Final = 2
 
 
 class _Net:
-    """A network under construction; values are known by name, and `channels` has their numbers of channels."""
+    """A network under construction; `channels` maps names of values to their number of channels."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -183,9 +183,9 @@ def squeezenet() -> onnx.ModelProto:
 
 
 def efficient() -> onnx.ModelProto:
-    """Return MobileNet v3 large (Howard et al. 2019, arXiv:1905.02244) without its last layers, input 1×3×224×224.
+    """Return MobileNet v3 large without its last layers, input 1×3×224×224.
 
-    Its depthwise convolutions have 3×3 and 5×5 weights; channels are scaled by what their means say.
+    Howard et al. 2019, arXiv:1905.02244. It has depthwise 3×3 and 5×5 convolutions, and squeeze-and-excitation.
     """
     net = _Net()
     inputs = _image(net)
@@ -260,7 +260,7 @@ def _make_gelu(net: _Net) -> Callable[[str], str]:
 
 
 def _encode(net: _Net, x: str, layers: int, width: int, heads: int) -> str:
-    """Add the layers of an encoder, and return its result."""
+    """Add the layers of an encoder and return the name of its result."""
     depth = width // heads
     split = net.constant(np.array([0, 0, heads, depth], np.int64))
     joined = net.constant(np.array([0, 0, width], np.int64))
@@ -287,7 +287,7 @@ def _encode(net: _Net, x: str, layers: int, width: int, heads: int) -> str:
 
 
 def wide() -> onnx.ModelProto:
-    """Return a small convolutional net followed by a large matrix product, whose weights come from memory."""
+    """Return a small convolutional net followed by a large matrix product, limited by memory bandwidth."""
     net = _Net()
     inputs = _image(net)
     y = net.relu(net.conv("x", 32, 3, 2, 1))
@@ -312,10 +312,10 @@ def vision_transformer(
 def whisper_encoder(
     layers: int = 2, mels: int = 80, frames: int = 3000, width: int = 384
 ) -> onnx.ModelProto:
-    """Return the stem and the first layers of Whisper-tiny's encoder (Radford et al. 2022, arXiv:2212.04356).
+    """Return the stem and first layers of Whisper-tiny's encoder, with 1×80×3000 mel features as input.
 
-    Its input are 1×80×3000 mel features. Positions are cut to the length, as exporters write it; layers
-    normalize their sums and not their inputs.
+    Radford et al. 2022, arXiv:2212.04356. Position embeddings are sliced to the length, as in exported models; unlike
+    the original, layers have post-norm.
     """
     net = _Net()
     y, channels, gelu = "x", mels, _make_gelu(net)
@@ -337,7 +337,7 @@ def whisper_encoder(
 
 
 def lstm(size: int = 80, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:
-    """Return two LSTM layers and a dense one over mel features, input 100×1×80."""
+    """Return two LSTM layers and a dense layer over mel features, input 100×1×80."""
     net = _Net()
     y = "x"
     for columns in (size, hidden):
@@ -375,9 +375,10 @@ def detector(size: int = 320) -> onnx.ModelProto:
 
 
 def landmarks(size: int = 128) -> onnx.ModelProto:
-    """Return a network for landmarks of hands, input 1×3×128×128.
+    """Return a network for hand landmarks, input 1×3×128×128.
 
-    Its blocks are those of BlazeFace (Bazarevsky et al. 2019, arXiv:1907.05047): depthwise convolutions of 5×5 and 3×3, 1×1 and PReLU.
+    It has blocks of BlazeFace (Bazarevsky et al. 2019, arXiv:1907.05047): depthwise 5×5 and 3×3 convolutions, 1×1
+    convolutions and PReLU.
     """
     net = _Net()
     inputs = _image(net, size)
@@ -427,7 +428,7 @@ def unet(width: int = 16, size: int = 96) -> onnx.ModelProto:
 
 
 def keywords(channels: int = 64) -> onnx.ModelProto:
-    """Return DS-CNN for spoken words (Zhang et al. 2017, arXiv:1711.07128), input 1×1×49×10 (MFCC)."""
+    """Return DS-CNN for keyword spotting (Zhang et al. 2017, arXiv:1711.07128), input 1×1×49×10 (MFCC)."""
     net = _Net()
     net.channels["x"] = 1
     weights = net.weight(channels, 1, 10, 4, scale=0.2)
@@ -445,7 +446,7 @@ def keywords(channels: int = 64) -> onnx.ModelProto:
 def dynamic_shapes(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int | str, ...]]
 ) -> onnx.ModelProto:
-    """Return a model whose inputs have other sizes, some of them named."""
+    """Set the input shapes of a model; names are dynamic dimensions."""
     for value in model.graph.input:
         kind = value.type.tensor_type.elem_type
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
@@ -456,7 +457,7 @@ def dynamic_shapes(
 
 
 def quantize(source: Path, output: Path) -> None:
-    """Write the int8 form (QDQ) of an ONNX file, as ONNX Runtime makes it from two random inputs."""
+    """Write an int8 model (QDQ), quantized by ONNX Runtime with two random calibration inputs."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,

@@ -1,7 +1,7 @@
-"""tvmflow and other runtimes in processes of their own, called interleaved.
+"""Interleaved measurements of tvmflow and other runtimes, each in a separate process.
 
-Threads spin after a call and are bound to cores: two runtimes in one process, or one right after
-the other, would disturb each other.
+Threads spin after a call and are bound to cores, so that two runtimes in one process, or without a pause between
+them, would disturb each other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PEERS: Final = {
     "litert": "LiteRT",
     "inductor": "Inductor",
 }
-"""The libraries that are no bundles."""
+"""Name of another runtime -> its name in tables."""
 
-# What a peer needs: its modules, and the file beside the ONNX file that has the same model in its own format.
+# Peer -> (required modules, suffix of the model's file in its own format beside the ONNX file).
 _NEEDS: Final = {
     "ort": (("onnxruntime",), ""),
     "openvino": (("openvino",), ""),
@@ -42,7 +42,7 @@ _NEEDS: Final = {
 }
 
 OPEN_OPENVINO: Final = "openvino-open"
-"""OpenVINO with the sizes of the model left open; `openvino` compiles it for those of the inputs."""
+"""OpenVINO with dynamic shapes; `openvino` compiles for the shapes of the inputs."""
 
 _RECIPE: Final = """\
 recipe: 1
@@ -56,7 +56,7 @@ runtime: {runtime}
 verify: {{against: none}}
 """
 _WARM: Final = 2
-# A turn of a fast model is the median of calls that take this long.
+# In one turn, calls are repeated for this time, and their median counts.
 _TURN_S: Final = 0.02
 _PNNX_TYPES: Final = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}
 # TVM's threads spin for a fifth of a second after a call.
@@ -69,9 +69,9 @@ class Opened(NamedTuple):
     """A loaded model.
 
     Attributes:
-        inputs: The names of its inputs.
-        call: Computes the outputs, in the order of the model.
-        profile: Returns (kernel, calls, seconds) of a call; None where the runtime has none.
+        inputs: Names of the inputs.
+        call: Computes the outputs, in the model's order.
+        profile: Returns (kernel, calls, seconds) of a call; None if the runtime has no profiler.
     """
 
     inputs: list[str]
@@ -80,7 +80,7 @@ class Opened(NamedTuple):
 
 
 def find_peers(path: Path) -> list[str]:
-    """Return the peers that are installed and have the model of an ONNX file in a format that they read."""
+    """Return the installed peers that have a file of the model in a format that they read."""
     return [
         peer
         for peer, (modules, suffix) in _NEEDS.items()
@@ -90,11 +90,11 @@ def find_peers(path: Path) -> list[str]:
 
 
 def draw_inputs(path: Path, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return inputs for a model: normal numbers, and 0 or 1 where it takes integers, which suits indices and masks.
+    """Return random inputs: normally distributed, or 0 and 1 for integers (indices and masks).
 
     Args:
         path: The ONNX file.
-        dims: The lengths of its symbolic dimensions; others have length 1.
+        dims: The sizes of symbolic dimensions; other symbolic dimensions have size 1.
     """
     import numpy as np
     import onnx
@@ -132,17 +132,17 @@ def build(
     """Build a model with `tvmflow run`.
 
     Args:
-        model: The ONNX file; its name without suffix is a valid name of a recipe.
-        folder: Where recipe, store and results go.
+        model: The ONNX file; its name without suffix must be a valid name of a recipe.
+        folder: The folder for recipe, store and results.
         tune: The fields of the recipe's `tune`.
-        log: The file to which the output of the command is appended.
+        log: The file to which the command's output is appended.
         precision: The recipe's `kernels.precision`.
-        inputs: The recipe's `inputs`, for a model that leaves shapes open.
+        inputs: The recipe's `inputs`, for a model with dynamic shapes.
         runtime: The recipe's `runtime`.
-        dimensions: The recipe's `dimensions`, of which sizes of `inputs` may be names.
+        dimensions: The recipe's `dimensions`, to which `inputs` may refer.
 
     Returns:
-        The bundle, and the seconds that the command took.
+        The bundle, and the command's duration in seconds.
     """
     recipe = folder / f"{model.stem}.yaml"
     recipe.write_text(
@@ -193,7 +193,7 @@ def _open_openvino(model: str, threads: int, feed: Feed, *, keeps_sizes_open: bo
     network = core.read_model(model)
     if network.is_dynamic() and not keeps_sizes_open:
         network.reshape({name: list(array.shape) for name, array in feed.items()})
-    # bfloat16 is its default where the CPU has it
+    # OpenVINO would use bfloat16 by default on CPUs with support.
     options = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
@@ -209,7 +209,7 @@ def _open_openvino(model: str, threads: int, feed: Feed, *, keeps_sizes_open: bo
 
 
 def _open_ncnn(model: str, threads: int, feed: Feed) -> Opened:
-    """Convert a model as ncnn advises, by pnnx, and open it in float32."""
+    """Convert a model with pnnx, as ncnn recommends, and open it in float32."""
     import ncnn
     import numpy as np
     import pnnx
@@ -234,13 +234,13 @@ def _open_ncnn(model: str, threads: int, feed: Feed) -> Opened:
             raise ValueError("ncnn cannot load what pnnx has made")
     finally:
         shutil.rmtree(folder)
-    # out0, out1, … in the order of the model; ncnn names them in that of its layers
+    # `out0`, `out1`, … are the model's order; ncnn lists the names in the order of its layers.
     results = sorted(net.output_names(), key=lambda name: int(name.removeprefix("out")))
 
     def call(feed: Feed) -> list[Any]:
         extractor = net.create_extractor()
         for number, array in enumerate(feed.values()):
-            # its tensors have no axis of samples
+            # ncnn's tensors have no batch axis.
             extractor.input(f"in{number}", ncnn.Mat(np.ascontiguousarray(array[0])))
         found = [extractor.extract(name) for name in results]
         if any(status for status, _ in found):
@@ -251,7 +251,7 @@ def _open_ncnn(model: str, threads: int, feed: Feed) -> Opened:
 
 
 def _open_litert(model: str, threads: int, feed: Feed) -> Opened:
-    """Open the TFLite file beside a model, whose inputs and outputs have the same order and axes or NHWC."""
+    """Open the TFLite file beside a model; it must have the same inputs and outputs, possibly in NHWC."""
     import numpy as np
     from ai_edge_litert.interpreter import Interpreter
 
@@ -273,7 +273,7 @@ def _open_litert(model: str, threads: int, feed: Feed) -> Opened:
 
 
 def _open_inductor(model: str, threads: int, feed: Feed) -> Opened:
-    """Compile the exported program beside a model with frozen weights; inputs and outputs have the same order."""
+    """Compile the exported program beside a model with frozen weights; it must have the same inputs."""
     import torch
 
     torch.set_num_threads(threads)
@@ -305,7 +305,7 @@ _OPENERS: Final = {"ncnn": _open_ncnn, "litert": _open_litert, "inductor": _open
 
 
 def serve(model: str, library: str, threads: str, feed_file: str, results: str) -> None:
-    """Load a library, write its results, then answer each line of input: the seconds of a call, a profile, or memory."""
+    """Load a library, write its results, and answer requests on stdin: seconds, profile or memory."""
     import numpy as np
 
     with np.load(feed_file) as arrays:
@@ -331,7 +331,7 @@ def serve(model: str, library: str, threads: str, feed_file: str, results: str) 
             continue
         for _ in range(_WARM):
             opened.call(feed)
-        # other processes disturb the CPU time of one thread less than its time
+        # Other processes disturb the CPU time of a thread less than its wall-clock time.
         clock = time.process_time if threads == "1" else time.perf_counter
         seconds: list[float] = []
         while sum(seconds) < _TURN_S:
@@ -342,7 +342,7 @@ def serve(model: str, library: str, threads: str, feed_file: str, results: str) 
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has had."""
+    """Return the peak memory of this process in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
@@ -355,14 +355,14 @@ class Failed(Exception):
 
 
 class Server:
-    """A runtime with one model in a process of its own.
+    """A runtime with one model in a separate process.
 
     Args:
         model: The ONNX file.
         library: A bundle, or a name in `PEERS`.
         threads: The number of threads.
-        feed: The file with the model's inputs.
-        results: The file for its outputs.
+        feed: The file with the inputs.
+        results: The file for the outputs.
     """
 
     def __init__(self, model: str, library: str, threads: int, feed: Path, results: Path) -> None:
@@ -378,10 +378,10 @@ class Server:
         )
 
     def outputs(self) -> list[Any]:
-        """Return the outputs once the model has run.
+        """Wait until the model has run, and return the outputs.
 
         Raises:
-            Failed: The process has ended.
+            Failed: If the process has ended.
         """
         import numpy as np
 
@@ -423,17 +423,17 @@ def compare(
     """Call libraries interleaved.
 
     Args:
-        libraries: For each label the ONNX file, and a bundle or a name in `PEERS`. The first one is the reference.
+        libraries: Label -> the ONNX file, and a bundle or a name in `PEERS`. The first library is the reference.
         feed: The inputs.
         rounds: The number of turns.
         threads: The number of threads of each library.
-        profile: Returns the label of the library to profile, given all latencies in milliseconds.
-        choose: Returns the latency of a library, given that of each turn.
+        profile: Chooses the label of the library to profile, by all latencies in milliseconds.
+        choose: Computes the latency of a library from the latencies of its turns.
 
     Returns:
-        `ms`: the latency of each library; `bytes`: the most memory of its process; `error`: the largest difference of an output to that
-        of the reference, relative to the reference's largest number; `failed`: why others could not
-        run; `profile`: (kernel, calls, seconds) of the library that was asked for.
+        `ms`: the latency of each library; `bytes`: the peak memory of its process; `error`: the largest difference from
+        the reference's outputs, relative to their largest value; `failed`: why other libraries could not run;
+        `profile`: (kernel, calls, seconds) of the chosen library.
     """
     import numpy as np
 

@@ -1,18 +1,17 @@
-"""Latency on this machine's CPU against ONNX Runtime: untuned, tuned, and compiled by TVM's own pipeline.
+"""CPU latency compared with ONNX Runtime: untuned, tuned, and compiled by TVM's own pipeline.
 
     python benchmarks/cpu.py [--model NAME ...] [--minutes M] [--rounds N] [--json FILE]
     python benchmarks/cpu.py --compile-time [--against CHECKOUT] [--model NAME ...] [--rounds N] [--json FILE]
 
-Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only).
-All libraries are then called interleaved, each in a process of its own with one thread a core, and
-their medians are compared. TVM's zero pipeline is called only a few times, because a call takes
-seconds; `--zero FILE` measures it alone, with any ONNX file. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
-and need TVMFLOW_TEST_MODELS.
+Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only). All libraries are then
+called interleaved, each in a separate process with one thread per core, and their medians are compared. TVM's zero
+pipeline is called only a few times, because a call takes seconds; `--zero FILE` measures it alone, with any ONNX file.
+Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real and need TVMFLOW_TEST_MODELS.
 
-`--compile-time` measures `tvmflow run` itself, untuned, for a C library that `verify` compares with ONNX
-Runtime: in an empty store (*cold*), once more (*warm*), and after one weight of the model has changed
-(*changed*). Processor seconds are those of all its processes, and hardly depend on what else the machine
-does; the seconds of each stage do. With `--against`, a checkout of an earlier version runs interleaved.
+`--compile-time` measures `tvmflow run` itself, untuned, for a C library that `verify` compares with ONNX Runtime: in an
+empty store (*cold*), once more (*warm*), and after a change of one weight (*changed*). CPU seconds include all
+processes and hardly depend on other load; the wall-clock seconds of stages do. With `--against`, a checkout of an
+earlier version runs interleaved.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def write_model(name: str, path: Path) -> bool:
 
 
 def zero(model: str) -> dict[str, Any]:
-    """Return the latency in milliseconds of a model compiled by TVM's importer and zero pipeline."""
+    """Return the latency in milliseconds of a model compiled by TVM's zero pipeline."""
     import onnx
     import tvm
     from tvm import relax
@@ -82,7 +81,7 @@ def zero(model: str) -> dict[str, Any]:
 
 
 def zero_in_child(model: str) -> dict[str, Any]:
-    """Return the result of `zero`, or why it failed."""
+    """Return the result of `zero`, or the reason why it failed."""
     done = subprocess.run(
         [sys.executable, __file__, "--zero", model],
         capture_output=True,
@@ -142,7 +141,7 @@ outputs: [c-library]
 
 
 def change_weight(model: Path) -> None:
-    """Change one number of the largest weight of a model."""
+    """Change one value of the largest weight of a model."""
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -156,7 +155,7 @@ def change_weight(model: Path) -> None:
 
 
 def run_once(checkout: Path, name: str, folder: Path) -> dict[str, Any]:
-    """Return processor seconds and seconds of a run, and the seconds of each stage that ran."""
+    """Return CPU and wall-clock seconds of a run, and the seconds of each stage that ran."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tvmflow", "run", f"{name}.yaml", "--json", "--store", "store"],
@@ -179,7 +178,7 @@ def run_once(checkout: Path, name: str, folder: Path) -> dict[str, Any]:
 
 
 def measure_compilation(name: str, checkout: Path) -> dict[str, dict[str, Any]] | None:
-    """Return what a cold and a warm run take, and one of a model with another weight."""
+    """Measure a cold run, a warm run, and a run after a change of one weight."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = folder / f"{name}.onnx"
@@ -194,7 +193,7 @@ def measure_compilation(name: str, checkout: Path) -> dict[str, dict[str, Any]] 
 def compare_compilation(
     names: list[str], checkouts: dict[str, Path], rounds: int
 ) -> dict[str, Any]:
-    """Print and return the least processor seconds of each case, and the stages of that run."""
+    """Print and return the minimum CPU seconds of each case, and the stages of that run."""
     results: dict[str, Any] = {}
     for name in names:
         best: dict[str, dict[str, Any]] = {}

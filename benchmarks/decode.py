@@ -1,17 +1,17 @@
-"""Times a language model with its KV cache: prefill and decode, beside ONNX Runtime, OpenVINO and llama.cpp.
+"""Prefill and decode latency of language models, compared with ONNX Runtime, OpenVINO and llama.cpp.
 
     python benchmarks/decode.py FOLDER [--sizes 30,120] [--weights float32,int8,int4] [--threads 1]
                                 [--lengths 16,512,2048,8192] [--peers ...] [--llama FOLDER]
 
-Llamas with random weights are written to FOLDER (`_llama.py`) and built untuned. Each runtime takes a step of one token
-after a cache of each length, and a prefill of 512 tokens from an empty cache, and forgets the new tokens again; all in
-one process, interleaved. Figures are the least CPU time of the process with one thread, else the least time, in ms.
-The last column is tvmflow relative to the fastest peer (below 1: faster).
+Llamas with random weights are written to FOLDER (`_llama.py`) and built untuned. Each runtime decodes one token after a
+cache of each length, prefills 512 tokens from an empty cache, and then truncates its cache; all runtimes are in one
+process, interleaved. Figures are minima in ms: CPU time with one thread, else wall-clock time. The last column is
+tvmflow relative to the fastest peer (below 1: faster).
 
-ONNX Runtime runs the model as frameworks export it, with IO binding, and fused (`GroupQueryAttention`, whose cache is
-appended to in place). OpenVINO's model is stateful. llama.cpp runs where `--llama` is the folder of its build (with
-`include/` and `ggml/include/` beside it) and `gguf` is installed; its cache is float32, too, and `llama.cpp f16` has its default.
-Before all, the bandwidth of reading memory is measured: a step cannot take less time than reading all weights.
+ONNX Runtime runs the model as exported by frameworks, with IO binding, and fused (`GroupQueryAttention`, which appends
+to its cache in place). OpenVINO's model is stateful. llama.cpp needs `--llama`, the folder of its build (with
+`include/` and `ggml/include/` beside it), and `gguf`; its cache is float32, and its default with `llama.cpp f16`.
+The read bandwidth of memory is measured first: a step cannot be faster than reading all weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MOST_ROUNDS: Final = 40
 _HERE: Final = Path(__file__).parent
 
 Step = Callable[[Any], Any]
-"""Computes the logits after some tokens."""
+"""Takes tokens and computes the logits after them."""
 
 
 class Runtime:
-    """A model in one runtime: `step` takes new tokens after the cached ones, `truncate` forgets some."""
+    """A model in one runtime: `step` appends tokens to the cache, `truncate` shortens the cache."""
 
     def __init__(self, step: Step, truncate: Callable[[int], None]) -> None:
         self.step = step
@@ -50,7 +50,7 @@ class Runtime:
 
 
 def open_tvmflow(path: Path, model: Llama, weights: str, threads: int) -> Runtime:
-    """Build the model untuned, and open a session."""
+    """Build the model untuned and open a session."""
     import tvmflow
 
     os.environ["TVM_NUM_THREADS"] = str(threads)
@@ -92,9 +92,9 @@ outputs: [bundle]
 
 
 def open_onnxruntime(path: Path, model: Llama, threads: int, *, fused: bool) -> Runtime:
-    """Open ONNX Runtime with IO binding: the new cache of a step is the cache of the next one.
+    """Open ONNX Runtime with IO binding, so that a step's output cache is the next step's input.
 
-    Without the fused operator, a step reads one set of arrays and writes the other.
+    Without the fused operator, a step reads one of two buffers and writes the other.
     """
     import onnxruntime
 
@@ -135,7 +135,7 @@ def open_onnxruntime(path: Path, model: Llama, threads: int, *, fused: bool) -> 
     def truncate(to: int) -> None:
         nonlocal length, turn
         if length > to and not fused:
-            # the arrays before the last step have the past as it was
+            # The other buffer still has the cache before the last step.
             turn = 1 - turn
         length = to
 
@@ -143,7 +143,7 @@ def open_onnxruntime(path: Path, model: Llama, threads: int, *, fused: bool) -> 
 
 
 def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
-    """Open OpenVINO with a stateful model, whose states are read through `beam_idx` so that attention is fused."""
+    """Open OpenVINO with a stateful model; states are read through `beam_idx`, so that attention is fused."""
     import openvino
     from openvino import opset13 as op
     from openvino.passes import MakeStateful, Manager
@@ -212,7 +212,7 @@ def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
 
     def truncate(to: int) -> None:
         nonlocal length
-        # setting a state copies it, outside of what is timed
+        # Setting a state copies it, but is not timed.
         for state in request.query_state():
             if to == 0:
                 state.reset()
@@ -224,7 +224,7 @@ def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
 
 
 def open_llama(path: Path, library: ctypes.CDLL, threads: int, *, is_float32: bool) -> Runtime:
-    """Open llama.cpp by the functions of `latency/llama.c`."""
+    """Open llama.cpp through the functions of `latency/llama.c`."""
     context = library.bench_open(str(path).encode(), threads, _LIMIT, int(is_float32))
     if not context:
         raise RuntimeError(f"llama.cpp cannot read {path}")
@@ -240,7 +240,7 @@ def open_llama(path: Path, library: ctypes.CDLL, threads: int, *, is_float32: bo
 
 
 def compile_llama(folder: Path, build: Path) -> ctypes.CDLL:
-    """Compile and load the interface to the libllama of a build folder of llama.cpp."""
+    """Compile and load `latency/llama.c` with the libllama in a build folder of llama.cpp."""
     target, source = folder / "llama.so", build.parent
     libraries = {path.name: path.parent for path in build.rglob("lib*.so")}
     flags = [f"-L{where}" for where in set(libraries.values())]
@@ -262,7 +262,7 @@ def compile_llama(folder: Path, build: Path) -> ctypes.CDLL:
 
 
 def measure_bandwidth() -> float:
-    """Return the bytes per second at which one thread reads memory beyond the last cache."""
+    """Return the memory bandwidth of one thread in bytes per second, for data larger than all caches."""
     data = np.ones(1 << 27, np.float32)
     best = float("inf")
     for _ in range(8):
@@ -273,7 +273,7 @@ def measure_bandwidth() -> float:
 
 
 def open_all(folder: Path, size: int, weights: str, args: argparse.Namespace) -> dict[str, Runtime]:
-    """Write the files of a model, and open it in each runtime that is there; a failure is printed."""
+    """Write the files of a model, and open it in each available runtime; print failures."""
     model = SIZES[size]
     plain, fused = (folder / f"llama-{size}-{weights}{end}.onnx" for end in ("", "-fused"))
     gguf = plain.with_suffix(".gguf")
@@ -312,7 +312,7 @@ def open_all(folder: Path, size: int, weights: str, args: argparse.Namespace) ->
 def time_steps(
     runtimes: Mapping[str, Runtime], length: int, count: int, words: int, threads: int
 ) -> dict[str, float]:
-    """Return the least seconds of a step with `count` tokens after `length` cached ones, by runtime."""
+    """Return runtime -> minimum seconds of a step with `count` tokens after `length` cached tokens."""
     clock = time.process_time if threads == 1 else time.perf_counter
     random = np.random.default_rng(length)
     tokens = random.integers(0, words, length + count)
@@ -334,7 +334,7 @@ def time_steps(
 
 
 def show_errors(runtimes: Mapping[str, Runtime], model: Llama) -> None:
-    """Print how far the logits of other runtimes are from those of tvmflow after some steps."""
+    """Print the differences of other runtimes' logits from tvmflow's after some steps."""
     tokens = np.random.default_rng(1).integers(0, model.words, 40)
     made: dict[str, Any] = {}
     for name, runtime in runtimes.items():

@@ -1,13 +1,13 @@
-"""The speed of tvmflow from commit to commit: what benchmarks have found, and a page that draws it.
+"""History of benchmark results from commit to commit, and a page with charts.
 
     python benchmarks/history.py [--html FILE] [--check]
 
 Benchmarks that compare with a peer append to `benchmarks/history.jsonl` with `record`: a line for each run, with its
-commit, day and machine, and the ratio of each case to the fastest peer (below 1: tvmflow is faster). The page
-has a chart for each benchmark with a line for each machine, which starts at the geometric mean of its first
-run and moves by the geometric mean of what changed in the cases that two runs share, so that a run over
-other cases does not look like a change; and a table of all cases. `--check` prints the cases that became
-slower since the run before on the same machine, and exits with 1 if there are any.
+commit, day and machine, and the ratio of each case to the fastest peer (below 1: tvmflow is faster). The page has a
+table of all cases, and a chart for each benchmark with a line for each machine. A line starts at the geometric mean of
+its first run and changes by the geometric mean over cases in both runs, so that other cases do not look like a change.
+`--check` prints the cases that became slower since the previous run on the same machine, and exits with 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Run(NamedTuple):
     """A run of a benchmark.
 
     Attributes:
-        benchmark: Its name, with what it measured if that can be chosen: `zoo, tuned`.
-        day: When it was, as `2026-11-26`.
-        commit: The short hash, with `+` if files had changed since.
-        machine: The CPU, and the number of cores that could be used.
-        load: How many processes wanted a core on average, in the minute before it ended.
-        ratios: For each case the ratio to the fastest peer.
-        peers: For each case the fastest peer.
+        benchmark: Name, with the measured configuration if there are several: `zoo, tuned`.
+        day: Date, such as `2026-11-26`.
+        commit: Short hash, with `+` for uncommitted changes.
+        machine: CPU, and number of usable cores.
+        load: Load average of the last minute at the end of the run.
+        ratios: Case -> ratio to the fastest peer.
+        peers: Case -> fastest peer.
     """
 
     benchmark: str
@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """False if other work took a core from the benchmark, whose own two processes count, too."""
+        """False if other load competed for cores; the benchmark itself has two processes."""
         cores = int(self.machine.rpartition(" × ")[2])
         return self.load <= cores + 1
 
@@ -75,14 +75,14 @@ def record(
     counted_for: str = "",
     gpu: str = "",
 ) -> None:
-    """Append what a benchmark has found; nothing if it has found nothing.
+    """Append the results of a benchmark to the history, unless they are empty.
 
     Args:
-        benchmark: Its name, with what it measured if that can be chosen.
-        ratios: For each case the ratio of tvmflow's latency, cycles or time to that of the fastest peer.
-        peers: For each case the fastest peer, where there is more than one.
-        counted_for: The CPU for which instructions or cycles were counted, which are the same on a busy machine.
-        gpu: The GPU that ran it, if one did.
+        benchmark: Name, with the measured configuration if there are several.
+        ratios: Case -> ratio of tvmflow's latency, cycles or time to the fastest peer's.
+        peers: Case -> fastest peer, if there are several peers.
+        counted_for: The CPU for which instructions or cycles were counted; counts do not depend on load.
+        gpu: The GPU of the benchmark, if any.
     """
     if not ratios:
         return
@@ -101,7 +101,7 @@ def record(
 
 
 def _has_changes() -> bool:
-    """Return whether a file of the package differs from the commit."""
+    """Return whether the package has uncommitted changes."""
     return bool(_ask_git("status", "--porcelain", "--", "tvmflow"))
 
 
@@ -121,7 +121,7 @@ def read_runs(file: Path = FILE) -> list[Run]:
 
 
 class Change(NamedTuple):
-    """A case that takes longer than in the run before on the same machine."""
+    """A case that became slower since the previous run on the same machine."""
 
     run: Run
     previous: Run
@@ -136,7 +136,7 @@ class Change(NamedTuple):
 
 
 def find_losses(runs: Sequence[Run]) -> list[Change]:
-    """Return what became slower by more than the noise in the last quiet runs."""
+    """Return the cases that became slower, beyond the noise, in the last quiet runs."""
     losses = []
     for series in _group((run for run in runs if run.is_quiet), "benchmark", "machine").values():
         *before, last = series
@@ -155,7 +155,7 @@ def _group(runs: Iterable[Run], *fields: str) -> dict[tuple[str, ...], list[Run]
 
 
 def chain(runs: Sequence[Run]) -> list[float]:
-    """Return the height of each run in a chart."""
+    """Return the chart value of each run (see the module's docstring)."""
     heights = [statistics.geometric_mean(runs[0].ratios.values())]
     for before, after in pairwise(runs):
         shared = before.ratios.keys() & after.ratios.keys()
@@ -172,7 +172,7 @@ def chain(runs: Sequence[Run]) -> list[float]:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """Return the page."""
+    """Return the HTML page of the history."""
     losses = find_losses(runs)
     if not runs:
         lead = "No benchmark has been recorded."
@@ -195,7 +195,7 @@ def _list_losses(losses: Sequence[Change]) -> Markup | None:
 
 
 def _draw_benchmark(benchmark: str, runs: Sequence[Run]) -> Iterator[Markup]:
-    """Yield the chart of a benchmark with its lines, and the table of its cases."""
+    """Yield the chart of a benchmark, and the table of its cases."""
     commits = {commit: x for x, commit in enumerate(dict.fromkeys(run.commit for run in runs))}
     lines = {machine: series for (machine,), series in _group(runs, "machine").items()}
     heights = {machine: chain(series) for machine, series in lines.items()}
@@ -271,7 +271,7 @@ def _list_cases(runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Write the page, or print what became slower."""
+    """Write the page, or print cases that became slower."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,12 @@
-"""Single operators against ONNX Runtime and OpenVINO: shapes that models have, odd sizes above all.
+"""Single operators compared with ONNX Runtime and OpenVINO, in shapes of real models.
 
     python benchmarks/operators.py [PATTERN ...] [--seconds S] [--above RATIO] [--mcpu LEVEL]
 
-Each operator is an ONNX model of its own, untuned for this machine and called with one thread, interleaved
-with the peers in one process. Printed are the least CPU times in µs, the ratio to the faster peer, and
-the largest difference from ONNX Runtime relative to its largest output. A pattern is a part of the
-names of the operators; `--above` prints only ratios above a number. At the end stand the median and
-the 95th percentile of all ratios: `operators.py product` has 200 products of rows and sizes that
-networks have, of primes too, a quarter of them quantized.
+Each operator is a separate ONNX model, built untuned for this machine and called with one thread, interleaved with the
+peers in one process. The table shows minimum CPU times in µs, the ratio to the faster peer, and the largest difference
+from ONNX Runtime relative to its largest output. A pattern is a part of an operator's name; `--above` prints only
+ratios above a number. At the end, median and 95th percentile of all ratios are printed. `operators.py product` has 200
+matrix products with sizes from networks and with prime sizes; a quarter of them are quantized.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def one(
     opset: int = 17,
     **attrs: Any,
 ) -> Case:
-    """Return a case of one node: its data, and constants by their places among its inputs."""
+    """Return a case of one node; `weights` maps input indices to constants, `data` are the other inputs."""
     constants = weights or {}
     count = max([len(data) + len(constants) - 1, *constants])
     rest = iter(data)
@@ -97,7 +96,7 @@ def one(
 
 
 def chain(data: Array, *nodes: tuple[Any, ...], opset: int = 17) -> Case:
-    """Return a case of nodes one after another, each (operator, constants, attributes)."""
+    """Return a case of consecutive nodes, each (operator, constants, attributes)."""
     made, weights, last = [], {}, "x"
     for place, (name, constants, attrs) in enumerate(nodes):
         labels = []
@@ -135,7 +134,7 @@ def conv(
 def same_conv(
     channels: Sequence[int], spatial: Sequence[int], kernel: Sequence[int], **attrs: Any
 ) -> Case:
-    """Return a convolution, padded by half of its kernel; numbers of attributes are those of each axis."""
+    """Return a convolution, padded by half of its kernel; scalar attributes apply to each axis."""
     attrs = {
         name: [value] * len(kernel) if name in ("strides", "dilations") else value
         for name, value in attrs.items()
@@ -242,7 +241,7 @@ def matmul(a: tuple[int, ...], b: tuple[int, ...], constant: bool = True) -> Cas
 def quantized(
     name: str, shape: tuple[int, ...], *, kernel: int = 0, co: int = 0, largest: int = 100
 ) -> Case:
-    """Return an operator between DequantizeLinear and QuantizeLinear; `largest` is that of its weights."""
+    """Return an operator between DequantizeLinear and QuantizeLinear; weights are at most `largest`."""
     f, u = np.float32, np.uint8
     s, z = np.asarray(f(0.02)), np.asarray(u(128))
     nodes = [make_node("DequantizeLinear", ["x", "s", "z"], ["a"])]
@@ -696,7 +695,7 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "dft": lambda: one("DFT", normal(8, 400, 1), axis=1, onesided=1),
     "det": lambda: one("Det", normal(50, 4, 4)),
 }
-"""Names of operators, with the functions that make their models."""
+"""Name -> function that returns the case."""
 
 _PRODUCTS: Final = 200
 _ROWS: Final = (
@@ -707,13 +706,13 @@ _SIZES: Final = (
     *(64, 96, 97, 128, 192, 256, 257, 312, 320, 384, 400, 509, 512, 576, 640, 768),
     *(1000, 1021, 1024, 1152, 1280, 1536, 2048, 2304, 3072, 4096),
 )
-# of the longest product, so that all take minutes
+# Limit of multiplications per product, so that all products take only minutes.
 _MAX_PRODUCTS: Final = 1 << 29
 _QUANTIZED_EVERY: Final = 4
 
 
 def list_products() -> dict[str, Callable[[], Case]]:
-    """Return matrix products (rows, depth) x (depth, columns) of weights by their names."""
+    """Return random matrix products (rows, depth) x (depth, columns) with constant weights, by name."""
     draw = np.random.default_rng(1)
     products: dict[str, Callable[[], Case]] = {}
     while len(products) < _PRODUCTS:
@@ -722,7 +721,7 @@ def list_products() -> dict[str, Callable[[], Case]]:
             continue
         name = f"product {rows}x{depth}x{columns}"
         if len(products) % _QUANTIZED_EVERY == 0:
-            # of 7 bits: without VNNI, ONNX Runtime computes others wrongly
+            # 7-bit weights, because ONNX Runtime's results overflow with 8 bits on CPUs without VNNI.
             make = functools.partial(quantized, "MatMul", (rows, depth), co=columns, largest=63)
             products[f"q {name}"] = make
         else:
@@ -731,7 +730,7 @@ def list_products() -> dict[str, Callable[[], Case]]:
 
 
 def find_target(mcpu: str | None) -> dict[str, Any]:
-    """Return the target of one core of this machine, or of an x86-64 CPU by LLVM's name."""
+    """Return a single-core target for this machine, or for an x86-64 CPU by LLVM's name."""
     target = dict(resolve("host", None, None, read_host(), query_target(None)).tvm)
     if mcpu:
         target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
@@ -739,7 +738,7 @@ def find_target(mcpu: str | None) -> dict[str, Any]:
 
 
 def build(case: Case, folder: Path, mcpu: str | None) -> Callable[[], Any]:
-    """Return the call of an operator that is compiled untuned."""
+    """Compile an operator untuned, and return a function that calls it."""
     loaded = models.load(case.model(), folder)
     target = find_target(mcpu)
     options = LoweringOptions()
@@ -754,7 +753,7 @@ def build(case: Case, folder: Path, mcpu: str | None) -> Callable[[], Any]:
 
 
 def open_ort(case: Case) -> Callable[[], Any]:
-    """Return the call of ONNX Runtime, whose outputs `get_outputs` of its result has."""
+    """Return a function that calls ONNX Runtime; it returns an IO binding with the outputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -777,7 +776,7 @@ def open_ort(case: Case) -> Callable[[], Any]:
 
 
 def open_openvino(path: Path, feed: Mapping[str, Array]) -> Callable[[], Any]:
-    """Return the call of OpenVINO."""
+    """Return a function that calls OpenVINO."""
     import openvino
 
     core = openvino.Core()
@@ -793,7 +792,7 @@ def open_openvino(path: Path, feed: Mapping[str, Array]) -> Callable[[], Any]:
 
 
 def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Return the least CPU time of each call in seconds, called interleaved for so long each."""
+    """Return the minimum CPU seconds of each call; calls are interleaved, for `seconds` each."""
     minima = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
@@ -805,7 +804,7 @@ def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[
             while before - started < _TURN_S:
                 call()
                 now = time.process_time()
-                # the clock of a virtual machine may stand still for a moment
+                # The CPU clock of a virtual machine may stand still for a moment.
                 if now > before:
                     minima[name] = min(minima[name], now - before)
                 before = now
@@ -813,7 +812,7 @@ def find_minima(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[
 
 
 def difference(mine: Any, theirs: Any) -> float:
-    """Return the largest difference of outputs, relative to the largest number of each."""
+    """Return the largest difference of outputs, relative to each output's largest value."""
     tensors = [mine] if hasattr(mine, "numpy") else list(mine)
     largest = 0.0
     for a, b in zip(tensors, theirs.copy_outputs_to_cpu(), strict=True):

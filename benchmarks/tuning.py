@@ -1,20 +1,19 @@
-"""Tuning against stock MetaSchedule: trials per minute, and the latency after equal time.
+"""Tuning compared with stock MetaSchedule: trials per minute, and latency after equal time.
 
     python benchmarks/tuning.py [--model NAME ...] [--trials N] [--json FILE]
     python benchmarks/tuning.py --per-task N [--model NAME ...] [--json FILE]
 
-For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then tvmflow
-has the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
-each in processes and a folder of its own. The two libraries are then timed interleaved with
-the untuned one.
+For each model, the peer (`tune_relax` with its defaults) tunes with the given budget; then tvmflow gets the same time.
+Both get the same lowered kernels, target, seed, cost model and search strategy, in separate processes and folders. The
+two libraries are then timed interleaved with the untuned library.
 
-With `--per-task` the peer has so many trials for each workload, and tvmflow a tenth of its seconds,
-with the layouts, schedule rules and search spaces that a recipe has by default. The peer's candidates
-are then built and timed in forked processes, as those of tvmflow are: its own builder starts a process for each,
-which on a slow machine takes longer than its time limit for a build, so that every one counts as failed.
+With `--per-task`, the peer has N trials for each workload, and tvmflow a tenth of the peer's seconds, with the default
+layouts, schedule rules and search spaces of recipes. The peer's candidates are then built and timed in tvmflow's forked
+processes: its own builder starts a process for each candidate, which on a slow machine exceeds its time limit for a
+build, so that all candidates would fail.
 
     squeezenet     SqueezeNet 1.1, with random weights
-    transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
+    transformer    one encoder block: 64 tokens, width 256, 4 heads
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ sys.path.insert(0, str(ROOT))
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions  # noqa: E402 - from this checkout
 
 SEED = 1
-# Kernels that start without a schedule, so that the searches are compared.
+# Kernels without schedules of rules, so that only the searches are compared.
 PLAIN = LoweringOptions(layout="plain", weights="plain", winograd=0, math="libm")
-# With --per-task tvmflow gets this part of the peer's seconds.
+# With --per-task, tvmflow gets the peer's seconds divided by this.
 TIME_RATIO = 10
 ROUNDS = 15
 
@@ -58,7 +57,7 @@ def load(model: str, folder: Path) -> Any:
 
 
 def transformer(tokens: int = 64, width: int = 256, heads: int = 4) -> Any:
-    """An encoder block as BERT has it: attention and a feed-forward part, each with a residual and a layer norm."""
+    """Return a BERT encoder block: attention and feed-forward, each with residual and layer norm."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
@@ -125,7 +124,7 @@ def host_target() -> dict[str, Any]:
 
 
 def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str, Any]:
-    """Stock MetaSchedule, as TVM's tutorials call it."""
+    """Tune with stock MetaSchedule, as in TVM's tutorials."""
     import tvm
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
 
@@ -149,7 +148,7 @@ def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str,
 
 
 def forked_builder_and_runner(fork_server: Any, folder: Path) -> tuple[Any, Any]:
-    """Return a builder and a runner for `tune_relax` that use forked processes, timed as its own runner does."""
+    """Return a builder and a runner for `tune_relax` that use tvmflow's forked processes."""
     modules: dict[str, str] = {}
     return make_builder(folder, modules), make_runner(local_measurer(fork_server, folder), modules)
 
@@ -176,13 +175,13 @@ def local_measurer(fork_server: Any, folder: Path) -> Any:
 
 
 def make_builder(folder: Path, modules: dict[str, str]) -> Any:
-    """Return a builder that only saves modules, under the paths that MetaSchedule hands to the runner."""
+    """Return a builder that only saves modules; MetaSchedule passes their paths to the runner."""
     import tvm
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
     def save(mod: Any) -> str:
-        # MetaSchedule removes the folder of a built kernel.
+        # A separate folder, because MetaSchedule removes the folder of a built kernel.
         path = f"{tempfile.mkdtemp(dir=folder)}/module"
         modules[path] = tvm.ir.save_json(mod)
         return path
@@ -232,7 +231,7 @@ def make_runner(local_measurer: Any, modules: dict[str, str]) -> Any:
 
 
 def tvmflow_lowering(per_task: int) -> tuple[LoweringOptions, int]:
-    """Return the lowering options and the version of the schedule rules: none where only the search counts."""
+    """Return the lowering options and the version of the schedule rules, or no rules without `per_task`."""
     if per_task:
         return LoweringOptions(), SCHEDULES_VERSION
     return PLAIN, 0
@@ -296,7 +295,7 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
 
 
 def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
-    """Return median latencies of the untuned, the peer's and the tvmflow library, timed interleaved; and of schedule rules alone."""
+    """Return interleaved median latencies: untuned, the peer's, tvmflow's, and with only schedule rules."""
     import numpy as np
     import tvm
     from tvm import relax

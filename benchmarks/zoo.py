@@ -3,16 +3,15 @@
     python benchmarks/zoo.py FOLDER [--model NAME ...] [--minutes M] [--threads N ...] [--dim NAME=N ...]
                              [--rounds N] [--vm] [--json FILE] [--unrecorded]
 
-Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
-called interleaved with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
-in a process of its own, with one thread (CPU time) and with one a core. The table shows latencies in ms, and
-those of tvmflow relative to ONNX Runtime and to the fastest peer (below 1: faster); below it are
-the kernels that take most time in each model above 1.1, and for a tuned one the latency relative to
-untuned that `tvmflow run` found and that was delivered here. The ratios are appended to the history that
-`benchmarks/history.py` draws, unless `--unrecorded`.
-Random weights will do: their values change neither shapes nor speed. Peers beside ONNX Runtime run where they are
-installed and can: OpenVINO, ncnn (`pip install ncnn pnnx`), LiteRT for a model with a `.tflite` file beside it, and
-PyTorch Inductor for one with an exported `.pt2`. One whose outputs differ by more than a hundredth does not count.
+Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then called interleaved
+with all peers (with `--vm`, also on TVM's virtual machine), each runtime in a separate process, with one thread (CPU
+time) and with one thread per core. The table shows latencies in ms, and tvmflow's relative to ONNX Runtime and to the
+fastest peer (below 1: faster). Below the row of a model above 1.1 are its slowest kernels, and for a tuned model the
+latency relative to untuned: as found by `tvmflow run`, and as measured here. The ratios are appended to the history
+(`benchmarks/history.py`), unless `--unrecorded`.
+Weights may be random, because their values affect neither shapes nor speed. Other peers run if they are installed and
+support the model: OpenVINO, ncnn (`pip install ncnn pnnx`), LiteRT for a model with a `.tflite` file beside it, and
+PyTorch Inductor for a model with an exported `.pt2`. A peer whose outputs differ by more than 1 % does not count.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _SLOW: Final = 1.1
 _WRONG: Final = 0.01
 _SHOWN_KERNELS: Final = 6
 _BUNDLES: Final = ("vm", "untuned", "tuned")
-# How `tvmflow run` begins the line that says what went wrong.
+# The beginning of the line with the reason of a failure in the output of `tvmflow run`.
 _FAILURE: Final = re.compile(r": failed: |^tvmflow: ")
 
 
 def build_all(
     model: Path, folder: Path, minutes: float, inputs: Mapping[str, Any], *, on_vm: bool
 ) -> dict[str, str]:
-    """Build a model untuned, for TVM's virtual machine too, and tuned for some minutes; return the bundles.
+    """Build a model untuned, if requested also for TVM's virtual machine and tuned; return the bundles.
 
     Raises:
-        Failed: With what `tvmflow run` said.
+        Failed: With the message of `tvmflow run`.
     """
     budgets = {"untuned": ("trials: 0", "auto")}
     if on_vm:
@@ -69,7 +68,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
     """Return the result of `compare` for each number of threads.
 
     Raises:
-        Failed: The model cannot be built, or ONNX Runtime cannot run it.
+        Failed: If the model cannot be built, or ONNX Runtime cannot run it.
     """
     feed = draw_inputs(path, dict(args.dim))
     inputs = {
@@ -78,7 +77,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # any file name will do for a model, but not for a recipe
+        # The link's name is valid for a recipe, which the model's file name may not be.
         link = folder / f"{re.sub('[^a-z0-9-]+', '-', path.stem.lower()).strip('-')}.onnx"
         link.symlink_to(path.resolve())
         bundles = build_all(link, folder, args.minutes, inputs, on_vm=args.vm)
@@ -96,13 +95,13 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
 
 
 def _read_found(bundle: Path) -> float:
-    """Return a tuned library's latency relative to untuned, as `verify` measured it; 1 if none was kept."""
+    """Return a tuned library's latency relative to untuned, by `verify`; 1 if tuning kept nothing."""
     measured = json.loads((bundle.parent / "measurements.json").read_text())
     return 1 / float(measured["speedup"]["median"]) if "speedup" in measured else 1.0
 
 
 def _drop_wrong(result: dict[str, Any]) -> dict[str, Any]:
-    """Move peers that compute something else to those that failed."""
+    """Move peers with wrong outputs to the failed ones."""
     for peer in [peer for peer in PEERS if result["error"].get(peer, 0.0) > _WRONG]:
         del result["ms"][peer]
         result["failed"][peer] = f"its outputs differ by {result['error'][peer]:.1%}"
@@ -110,18 +109,18 @@ def _drop_wrong(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose_profiled(ms: Mapping[str, float]) -> str | None:
-    """Return the bundle whose kernels are to be shown: the last one, if it is slow."""
+    """Return the label of the last bundle if it is slow, so that its kernels are shown."""
     label = [label for label in _BUNDLES if label in ms][-1:]
     return label[0] if label and _ratios(ms, label[0])[1] > _SLOW else None
 
 
 def _ratios(ms: Mapping[str, float], label: str) -> tuple[float, float]:
-    """Return a latency relative to that of ONNX Runtime, and to that of the fastest peer."""
+    """Return a latency relative to ONNX Runtime's, and relative to the fastest peer's."""
     return ms[label] / ms["ort"], ms[label] / min(ms[peer] for peer in PEERS if peer in ms)
 
 
 def show(name: str, threads: int, result: Mapping[str, Any]) -> None:
-    """Print the row of a model, and the kernels that its profile shows."""
+    """Print the row of a model, and the slowest kernels of its profile."""
     ms = result["ms"]
     missing = {peer: "fails" if peer in result["failed"] else "–" for peer in PEERS}
     cells = [f"{ms[peer]:>9.3f}" if peer in ms else f"{missing[peer]:>9}" for peer in PEERS]
@@ -132,7 +131,7 @@ def show(name: str, threads: int, result: Mapping[str, Any]) -> None:
     error = max(result["error"][label] for label in _BUNDLES if label in result["error"])
     print(f"{name:<24} {threads:>2} {' '.join(cells)}   {error:.1e}", flush=True)
     if "tuned" in ms and threads == (os.cpu_count() or 1):
-        # `verify` measures with all of them
+        # `verify` measures with one thread per core.
         delivered = ms["tuned"] / ms["untuned"]
         print(f"    tuned / untuned: found {result['found']:.3f}, delivered {delivered:.3f}")
     for label, reason in result["failed"].items():
