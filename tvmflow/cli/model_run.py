@@ -199,7 +199,7 @@ def _choose_sizes(
     dimensions = {dimension.name: dimension for dimension in module.dimensions}
     if files and words:
         raise UsageError(
-            "--size is for inputs without a file, and those of files have their own sizes",
+            "--size is for inputs without a file; files determine the sizes of their inputs",
             fix="leave --size out",
         )
     chosen = {name: choose_tuning_size(dimension) for name, dimension in dimensions.items()}

@@ -300,7 +300,7 @@ class LockCommandOptions(Options):
         "FILE", "the lock file to write (beside the recipe: RECIPE.lock.yaml)"
     )
     update: bool = flag(
-        "search nothing: keep targets and schedules of the lock file, and lock the current state of all else"
+        "search nothing: keep targets and schedules of the lock file, and lock the current state of everything else"
     )
     argv: tuple[str, ...]
 

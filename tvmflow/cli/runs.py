@@ -88,7 +88,7 @@ class LogsOptions(Options):
     recipe: str | None = argument("RECIPE", "only stages of this recipe or pipeline", "?")
     stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
     run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
-    follow: bool = flag("go on with what is written, until no run uses the store any more")
+    follow: bool = flag("keep printing new output until no run uses the store")
     store: StoreOption = store_option("logs are")
     verbosity: int
 
@@ -509,7 +509,7 @@ def _format_candidates(kernel: _ShownKernel, code: KernelCode) -> list[str]:
     from tvmflow.stages.build import RankedTile
 
     if not code.candidates:
-        return ["no candidates: register tiles are those of contractions on CPUs"]
+        return ["no candidates: only contractions on CPUs have register tiles"]
     workloads = kernel.trials.workloads if kernel.trials is not None else ()
     times = {
         trial.id: latency_text(trial.seconds)
@@ -612,7 +612,7 @@ def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
     if trials.chosen:
         yield "the trial behind its schedule"
     else:
-        yield f"its schedule is that of the rule {row.schedule}; the best trial was not faster"
+        yield f"its schedule is by the rule {row.schedule}; the best trial was not faster"
     for workload in selected:
         yield from records.format_trials(workload, trace=False)
     yield f"`tvmflow records show {row.workload[:_SHOWN_KEY]} --trace` shows all of its trials"

@@ -296,8 +296,8 @@ _INTEGERS, _FLOATS = 0, 1
 _LEAST: Final = 1e-6
 _FLOAT_BITS: Final = 32
 _LAYER_EXPLANATION: Final = (
-    "The error of the outputs, relative to them, when one layer alone is computed with integers, over the place of the "
-    "layer in the model. Filled: computed with integers; hollow: stays float."
+    "Relative error of the outputs if only one layer is computed with integers, by the layer's position in the model. "
+    "Filled: computed with integers; hollow: stays float."
 )
 
 

@@ -264,7 +264,7 @@ class Verify(ClosedModel):
             if name in value[:index]:
                 raise field_error(f"duplicate runtime '{name}'", index)
             if name == AUTO and len(value) > 1:
-                raise field_error("stands alone: it means all runtimes that are installed", index)
+                raise field_error("must be the only entry: it means all installed runtimes", index)
         return value
 
     @field_validator(*QUANTITIES, mode="before")

@@ -324,7 +324,7 @@ class TargetSpec(BuildTarget):
             raise field_error(problem, "levels")
         for field in ("mcpu", "mattr"):
             if field in (self.tvm or {}):
-                raise field_error("is that of each level; leave it out", "tvm", field)
+                raise field_error("is set by each level; leave it out", "tvm", field)
         return self._refuse_tools("levels")
 
     @model_validator(mode="after")

@@ -299,7 +299,7 @@ def check_before_build(
         lines = [f"{name}: {unique[name].gate}: {unique[name].message}" for name in sorted(unique)]
         raise VerifyFailed(
             "\n".join([*lines, "NOT RELEASED: nothing was built"]),
-            fix="build it, without --target and --variant, or name what is meant to go: "
+            fix="build it, without --target and --variant, or declare the removal: "
             f"`drop: [{', '.join(sorted(unique))}]` under `release` in {pipeline.path}",
         )
 

@@ -127,7 +127,7 @@ def test_a_runtime_with_a_name_must_be_able_to_run_the_model(installed: set[str]
     [
         (["onnxruntme"], "'onnxruntme' is not a runtime; did you mean 'onnxruntime'?"),
         (["openvino", "openvino"], "duplicate runtime 'openvino'"),
-        (["auto", "openvino"], "stands alone: it means all runtimes that are installed"),
+        (["auto", "openvino"], "must be the only entry: it means all installed runtimes"),
     ],
 )
 def test_names_that_make_no_sense(value: list[str], text: str) -> None:

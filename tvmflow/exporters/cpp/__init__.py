@@ -447,7 +447,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
         raise StageError(
             f"the C++ project does not compile: {errors.result()[0]}",
             fix="report it as a bug of tvmflow, with the names of the model's inputs and outputs; "
-            "without `cpp` in `outputs`, all else is delivered",
+            "remove `cpp` from `outputs` to deliver everything else",
         )
 
 

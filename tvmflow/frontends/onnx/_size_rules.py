@@ -290,7 +290,7 @@ def follow_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
 def follow_range(sizes: Sizes, node: NodeProto) -> Any:
     bounds = [bound for name in node.input if (bound := sizes.find(name)) is not None]
     if len(bounds) < len(node.input):
-        raise DynamicShapeProblem("its bounds depend on values, and not on the dimensions alone")
+        raise DynamicShapeProblem("its bounds depend on values, not only on dimensions")
     dtype = bounds[0].dtype
     start, limit, step = (bound.values.item() for bound in bounds)
     if are_fixed(start, limit, step):
@@ -428,7 +428,7 @@ def follow_resize(sizes: Sizes, node: NodeProto) -> Any:
     if lengths is None:
         value = sizes.find_operand(node, 2)
         if value is None:
-            text = "its scales depend on values, and not on the dimensions alone"
+            text = "its scales depend on values, not only on dimensions"
             raise DynamicShapeProblem(text)
         factors = [_split(factor) for factor in value.values.ravel().tolist()]
         scales = [float(n) if n != 1 and _is(expr, 1) else None for expr, n in factors]

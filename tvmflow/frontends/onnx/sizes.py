@@ -173,7 +173,7 @@ class Sizes(SizeRanges):
         """Return a text that the operator needs fixed sizes; empty if its operands have fixed sizes."""
         text = self._operands_text(node)
         has_dynamic = any(name in text for name in self._dimensions)
-        return f"it is imported with fixed sizes alone{text}" if has_dynamic else ""
+        return f"it is supported only with fixed sizes{text}" if has_dynamic else ""
 
     def _operands_text(self, node: NodeProto) -> str:
         shapes = []
@@ -253,7 +253,7 @@ class Sizes(SizeRanges):
         if value is None:
             if not any(node.input[position : position + 1]):
                 return None
-            raise DynamicShapeProblem("its sizes depend on values, and not on the dimensions alone")
+            raise DynamicShapeProblem("its sizes depend on values, not only on dimensions")
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
     def dynamic_operand(self, node: NodeProto, position: int) -> list[Any] | None:

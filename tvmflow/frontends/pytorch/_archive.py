@@ -412,7 +412,7 @@ def read_archive(path: Path) -> Archive:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise NotAModel(
-            f"its graph has another form than that of torch.export ({type(error).__name__})"
+            f"its graph does not have the format of torch.export ({type(error).__name__})"
         ) from error
 
 

@@ -102,7 +102,7 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
         is_dynamic, shapes = values.graph.is_dynamic, operation.shapes_text()
         reason = explain_failure(error, shapes)
         if is_dynamic and not isinstance(error, DynamicShapeProblem):
-            reason = f"it is imported with fixed sizes alone; its operands have the shapes {shapes}"
+            reason = f"it is supported only with fixed sizes; its operands have the shapes {shapes}"
         text = f"{name} cannot be imported: {reason}"
         raise ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX) from error
 

@@ -257,8 +257,8 @@ TRUE, FALSE = {"as_bool": True}, {"as_bool": False}
     ("document", "sentence"),
     [
         ("{", "its graph is no JSON document, or is damaged"),
-        ("[1]", "its graph has another form than that of torch.export (TypeError)"),
-        ({"graph_module": {}}, "its graph has another form than that of torch.export (KeyError)"),
+        ("[1]", "its graph does not have the format of torch.export (TypeError)"),
+        ({"graph_module": {}}, "its graph does not have the format of torch.export (KeyError)"),
         (
             graph(device="cuda"),
             "it was exported on the device cuda: export `model.cpu()` with inputs on the CPU",
