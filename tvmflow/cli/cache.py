@@ -483,7 +483,7 @@ def _format_repair(steps: Sequence[Step], trials: Sequence[str]) -> Iterator[str
     done, left = sum(bool(step.done) for step in steps), sum(bool(step.fix) for step in steps)
     if steps or trials:
         quarantined = f", {count_text(len(trials), 'problem')} of trials" if trials else ""
-        yield f"{count_text(done, 'file')} put right{quarantined}, {left} left to you; nothing was deleted"
+        yield f"{count_text(done, 'file')} repaired{quarantined}, {left} to repair by hand; nothing was deleted"
     else:
         yield "nothing is damaged"
 

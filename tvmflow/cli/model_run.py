@@ -359,7 +359,7 @@ def _format_operators(operators: Sequence[Operator]) -> list[str]:
 
 def _format_compared(runtime: ComparedRun) -> Iterator[str]:
     note = f" ({runtime.note})" if runtime.note else ""
-    yield f"beside {runtime.runtime}, which ran {runtime.model}{note}:"
+    yield f"compared with {runtime.runtime} on {runtime.model}{note}:"
     for name, output in runtime.outputs.items():
         if output.problem:
             yield f"  {name} DIFFERS: {output.problem}"

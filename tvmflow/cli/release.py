@@ -155,7 +155,7 @@ def _format_comparison(comparison: TargetComparison, previous: str) -> Iterator[
         current_s, previous_s = comparison.latencies
         yield (
             f"{comparison.label}: latency {latency_text(current_s)}, {latency_text(previous_s)} in "
-            f"{previous} ({current_s / previous_s - 1:+.1%}, measured alternately)"
+            f"{previous} ({current_s / previous_s - 1:+.1%}, measured interleaved)"
         )
     elif comparison.is_same_library:
         yield f"{comparison.label}: the same library as in {previous}"

@@ -215,7 +215,7 @@ def logs(options: LogsOptions) -> int:
             sys.stdout.flush()
     if options.follow and options.verbosity >= 0:
         place = shortest_path(store.root)
-        sys.stderr.write(f"nothing runs in {place}: no more will be written to this log\n")
+        sys.stderr.write(f"nothing runs in {place}: this log is complete\n")
     return EXIT_OK
 
 

@@ -114,7 +114,7 @@ def _read_number(value: Json) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _wrong(value, "a number")
     if not abs(value) <= _MAX_NUMBER:
-        raise Mismatch("a number that is too large, or none")
+        raise Mismatch("a number that is too large or not finite")
     return value
 
 

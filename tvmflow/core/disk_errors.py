@@ -67,7 +67,7 @@ class FileSystem(NamedTuple):
         if self.lacks_inodes:
             return f"{name}, all of its {count_text(self.inodes, 'file')} in use"
         if not self.size:
-            return f"{name}, which does not say what is free"
+            return f"{name}, free space unknown"
         return f"{name}, {size_text(self.free)} of {size_text(self.size)} free"
 
 

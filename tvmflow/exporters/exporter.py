@@ -194,7 +194,7 @@ def loadable_reason(request: ExportRequest) -> str:
     """Return why programs cannot load a library (some systems link statically), or an empty string."""
     for triple in (request.triple, *(part.triple for part in request.parts)):
         if parse_triple(triple).system not in LINKERS and not c_runtime.unsupported_reason(triple):
-            return f"nothing loads a library on {triple}: use c-library"
+            return f"programs cannot load libraries on {triple}: use c-library"
     return ""
 
 

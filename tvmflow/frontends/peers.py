@@ -31,7 +31,7 @@ class Peer(NamedTuple):
             own, other = (FRONTENDS[kind].NAME for kind in (self.kind, kind))
             return f"{name} runs {own} models, and this one is of {other}"
         if self.needs_gpu and device != "cuda":
-            return f"{name} runs on NVIDIA GPUs alone"
+            return f"{name} runs only on NVIDIA GPUs"
         return ""
 
     def is_installed(self) -> bool:

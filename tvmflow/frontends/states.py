@@ -111,7 +111,7 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
     names = f"state: {quoted(before.name)} and {quoted(after.name)}"
     old, new = (spec.sizes or spec.shape for spec in (before, after))
     if before.dtype != after.dtype or len(old) != len(new):
-        text = f"{names} are {before.dtype} {_shape(old)} and {after.dtype} {_shape(new)}: no call can hand one to the next"
+        text = f"{names} are {before.dtype} {_shape(old)} and {after.dtype} {_shape(new)}: the output of a call cannot be the input of the next"
         raise ImportFailed(text, fix=_FIX)
     if after.bounded_axis is not None:
         raise ImportFailed(f"{names}: the size of {quoted(after.name)} depends on values", fix=_FIX)

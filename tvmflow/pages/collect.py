@@ -227,7 +227,7 @@ def _read_trials(
         trials[key] = sort_by_record(measured)
         buffers[key] = ledger.description(key).buffers
     missing = sum(max(w.trials - len(trials[w.key]), 0) for w in workloads)
-    note = f"Gone from the ledger: {count_text(missing, 'trial')} of this search."
+    note = f"No longer in the ledger: {count_text(missing, 'trial')} of this search."
     return trials, buffers, (note,) if missing else ()
 
 

@@ -574,7 +574,7 @@ def _lock_lines(content: Mapping[str, Json]) -> Iterator[str]:
     for entry in content["locked"]:
         yield _line("model", f"{entry['name']} {entry['version']} for {entry['target']}")
         yield _line("target", " ".join(target_words(entry["tvm"])))
-        yield _line("kernels", f"{entry['kernels']}, of which {entry['tuned']} are tuned")
+        yield _line("kernels", f"{entry['kernels']} ({entry['tuned']} tuned)")
     tools = [f"{name} {identity}" for name, identity in content["tools"].items()]
     yield _line("tools", ", ".join(tools))
 
@@ -662,7 +662,7 @@ def _kernel_lines(kernels: list[Mapping[str, Json]]) -> Iterator[str]:
     if not kernels:
         return
     tuned = sum(1 for kernel in kernels if "record" in kernel)
-    yield _line("kernels", f"{len(kernels)}, of which {tuned} are tuned")
+    yield _line("kernels", f"{len(kernels)} ({tuned} tuned)")
     names = [get_field(kernel, "name", of=str) for kernel in kernels]
     width = min(max(map(len, names)), _MAX_NAME_WIDTH)
     for name, kernel in zip(names, kernels, strict=True):

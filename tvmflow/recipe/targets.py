@@ -238,7 +238,7 @@ class ModelPart(BuildTarget):
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if backend_for(self.tvm_target() or {}).IS_BESIDE_HOST:
-            raise field_error("is for whole models alone", "preset" if self.preset else "tvm")
+            raise field_error("is only for whole models", "preset" if self.preset else "tvm")
         return self
 
     @field_validator("until")

@@ -344,7 +344,7 @@ def _check_slowdown(comparison: TargetComparison, limit: float) -> Iterator[str]
     if seconds is None:
         yield "latency is no longer measured"
     elif seconds > previous * (1 + limit):
-        source = "measured alternately" if comparison.latencies else "as recorded"
+        source = "measured interleaved" if comparison.latencies else "as recorded"
         yield (
             f"latency {latency_text(seconds)}, {seconds / previous - 1:.1%} slower than the "
             f"previous release ({latency_text(previous)}, {source})"

@@ -201,7 +201,7 @@ def _measure(
     reason = comparison.not_timed_reason
     note = f"not timed again: {reason}" if reason else ""
     if comparison.is_same_library or comparison.latencies:
-        note = "the same library" if comparison.is_same_library else "measured alternately"
+        note = "the same library" if comparison.is_same_library else "measured interleaved"
     return library._replace(
         build=build,
         previous=previous,

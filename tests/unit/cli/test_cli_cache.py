@@ -182,7 +182,7 @@ def test_repair_says_what_it_did_and_what_is_left(
     ):
         assert line in out.splitlines(), out
     assert "fix: make the lock file or the release of that name again" in out
-    assert "6 files put right" in out and "3 left to you; nothing was deleted" in out
+    assert "6 files repaired" in out and "3 to repair by hand; nothing was deleted" in out
     assert trials.exists()
     (root / "ledger" / "target" / "kernel.jsonl").unlink()
     trials.parent.rmdir()

@@ -97,7 +97,7 @@ def test_a_bundle_is_shown_with_its_content_and_its_lineage(tvmflow: Command, fo
         "net.intoto.jsonl, not signed",
         f"source     model  {MODEL}",
         "passed against ONNX Runtime 1.0, accuracy 0.9700, largest error 1e-07, 20 µs a call",
-        "kernels    3, of which 2 are tuned",
+        "kernels    3 (2 tuned)",
         f"trial {TRIAL.id[:12]}",
         "2026-01-02T03:04:05",
         "untuned 3 µs",

@@ -30,7 +30,7 @@ TIMED = COMPARISON._replace(latencies=LatencyPair(9e-5, 1e-4))
 @pytest.mark.parametrize(
     ("comparison", "line"),
     [
-        (TIMED, "net/host: latency 90 µs, 100 µs in all-1.0 (-10.0%, measured alternately)"),
+        (TIMED, "net/host: latency 90 µs, 100 µs in all-1.0 (-10.0%, measured interleaved)"),
         (COMPARISON._replace(is_same_library=True), "net/host: the same library as in all-1.0"),
         (
             COMPARISON._replace(not_timed_reason="no GPU"),

@@ -98,7 +98,7 @@ def test_following_a_log_ends_where_nothing_runs(
     assert main.main(["logs", "tune", "--follow"]) == EXIT_OK
     shown = capsys.readouterr()
     assert shown.out == "one trial\n"
-    assert shown.err == "nothing runs in cache: no more will be written to this log\n"
+    assert shown.err == "nothing runs in cache: this log is complete\n"
     assert main.main(["logs", "tune", "--follow", "-q"]) == EXIT_OK
     assert not capsys.readouterr().err
 

@@ -138,7 +138,7 @@ def test_the_course_of_a_search_is_read_from_the_ledger(store: LocalStore) -> No
         *((0, 210), (1, 170), (3, 70)),
     ]
     assert library.progress[-1].measuring_s == pytest.approx(4.5)
-    assert library.notes == ("Gone from the ledger: 2 trials of this search.",)
+    assert library.notes == ("No longer in the ledger: 2 trials of this search.",)
 
 
 def test_what_the_store_has_no_longer_is_said(store: LocalStore) -> None:

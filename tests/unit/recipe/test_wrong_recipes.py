@@ -607,7 +607,7 @@ WRONG = [
             "- host",
             "- {name: a, parts: [{name: b, until: [t], preset: browser}, {name: c, preset: host}]}",
         ),
-        "8:53: targets.0.parts.0.preset: is for whole models alone",
+        "8:53: targets.0.parts.0.preset: is only for whole models",
     ),
     wrong(
         "name of the code for WebGPU",

@@ -51,7 +51,7 @@ def test_latencies_measured_alternately_take_precedence_over_recorded_ones() -> 
     gates = Gates(max_slowdown=0.05)
     assert find_failed_gates([comparison(latencies=LatencyPair(1.0, 1.0))], gates) == []
     assert (
-        "measured alternately"
+        "measured interleaved"
         in find_failed_gates([comparison(latencies=LatencyPair(1.2, 1.0))], gates)[0].message
     )
     assert find_failed_gates([comparison(is_same_library=True)], gates) == []

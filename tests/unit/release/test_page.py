@@ -118,7 +118,7 @@ def test_measurements_are_those_of_verify() -> None:
 @pytest.mark.parametrize(
     ("fields", "latency_s", "note"),
     [
-        ({"current_s": 9e-5, "previous_s": 1e-4}, 9e-5, "measured alternately"),
+        ({"current_s": 9e-5, "previous_s": 1e-4}, 9e-5, "measured interleaved"),
         ({"is_same_library": True}, 1e-4, "the same library"),
         ({"not_timed_reason": "no <GPU>"}, 1e-4, "not timed again: no <GPU>"),
         ({}, 1e-4, ""),

@@ -112,7 +112,7 @@ def test_a_runtime_with_a_name_must_be_able_to_run_the_model(installed: set[str]
         f"{HERE}:verify.compare.0: verify.compare.0: OpenVINO runs ONNX models, and this one is of MXNet"
     ]
     assert problems(requests(["tensorrt"])) == [
-        f"{HERE}:verify.compare.0: verify.compare.0: TensorRT runs on NVIDIA GPUs alone"
+        f"{HERE}:verify.compare.0: verify.compare.0: TensorRT runs only on NVIDIA GPUs"
     ]
     assert problems(requests(["pytorch"])) == [
         f"{HERE}:verify.compare.0: verify.compare.0: PyTorch runs PyTorch models, and this one is of ONNX"

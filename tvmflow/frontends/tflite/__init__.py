@@ -81,7 +81,7 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
 def _unsupported_text(model: Model) -> str:
     """Return a message about unsupported operators, or an empty string."""
     names = sorted({op.name for op in model.operators if op.name not in SUPPORTED})
-    return f"tvmflow lacks the TFLite operators {names_text(names)}" if names else ""
+    return f"tvmflow does not support the TFLite operators {names_text(names)}" if names else ""
 
 
 @read_once

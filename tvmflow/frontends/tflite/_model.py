@@ -589,7 +589,7 @@ def _read_quantization(table: Table | None) -> Quantization | None:
     if len(zero_points) == 1:
         zero_points *= len(scales)
     if len(zero_points) != len(scales):
-        raise NotAModel("one of its tensors has other numbers of scales and of zero points")
+        raise NotAModel("one of its tensors has different numbers of scales and zero points")
     return Quantization(scales, zero_points, table.integer(6, "i"))
 
 

@@ -81,7 +81,7 @@ def test_operators_that_are_not_imported_are_named() -> None:
     FILE.write_bytes(
         model.build(model.result("CUSTOM", [y], 2, custom="TFLite_Detection_PostProcess"))
     )
-    text = "tvmflow lacks the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, WHILE"
+    text = "tvmflow does not support the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, WHILE"
     fix = "replace the operator in the model, or end the model before it"
     assert model_problems(RECIPE) == [
         f"r.yaml:3:17: model.tflite: net.tflite cannot be imported: {text}",
@@ -418,5 +418,7 @@ def test_initial_values_that_no_library_can_have(
 def test_an_operator_on_something_else_than_a_variable_is_told() -> None:
     model = TfliteBuilder()
     FILE.write_bytes(model.build(model.read(model.input("x", (1, 4)), (1, 4))))
-    with pytest.raises(ImportFailed, match="tvmflow lacks the TFLite operators READ_VARIABLE"):
+    with pytest.raises(
+        ImportFailed, match="tvmflow does not support the TFLite operators READ_VARIABLE"
+    ):
         frontend.read_facts({"model": FILE})
