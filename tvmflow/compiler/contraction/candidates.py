@@ -155,6 +155,31 @@ def holds_next_weights(problem: Contraction, tile: RegisterTile, cpu: CpuModel) 
     return 2 * FLOAT_BYTES * cpu.lanes * tile.vectors * problem.depth <= cpu.l2_bytes
 
 
+def count_data_blocks(
+    data_bytes: int, weight_bytes: int, tiles: int, panels: int, cpu: CpuModel
+) -> int:
+    """Return the blocks to divide data into, so that each stays in the second-level cache.
+
+    All weights are read again for each block; without blocks, all data are read again for each panel.
+
+    Args:
+        data_bytes: The size of the data.
+        weight_bytes: The size of the weights.
+        tiles: The number of tiles that share a panel of weights, which blocks divide.
+        panels: The number of panels: the weights of one tile each.
+        cpu: The CPU.
+    """
+    blocks = next(
+        (
+            n
+            for n in range(1, tiles + 1)
+            if tiles % n == 0 and data_bytes <= n * cpu.cached_data_bytes
+        ),
+        1,
+    )
+    return blocks if blocks * weight_bytes < panels * data_bytes else 1
+
+
 def _estimate_with_tail_tiles(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
     """Estimate the share of the peak throughput that a tile and its remainder tiles reach."""
     rows = [(problem.rows, tile.rows)]

@@ -53,6 +53,7 @@ from tvmflow.compiler.schedules.blocks import (
 )
 from tvmflow.compiler.schedules.elementwise import (
     count_fused_axes,
+    fuse,
     fuse_and_parallelize,
     schedule_block,
     vectorize_loop,
@@ -255,10 +256,11 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
         # columns of one window share its padding
         movable = 1 if pads_rows else len(within)
         _move_outside(schedule, around, within, movable, PARTS_PER_CORE * cpu.cores)
-    prefetching = _count_tiles_with_same_weights(schedule, around, loops, reduction, tile, cpu)
+    weights = [loops.outer[axis] for axis in axes.weights if axis in loops.outer]
+    around, sharing = _share_weights(schedule, around, within, weights, reduction, tile, cpu)
     parallel = fuse_and_parallelize(schedule, around, main.work >= MIN_PARALLEL_PRODUCTS, cpu)
-    if prefetching:
-        schedule.annotate(parallel, PREFETCH_HINT, prefetching)
+    if sharing:
+        schedule.annotate(parallel, PREFETCH_HINT, sharing)
     for loop in (*loops.registers, *loops.stores):
         schedule.unroll(loop)
     schedule.vectorize(loops.vector)
@@ -281,26 +283,38 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
         dot_products.use_instruction(schedule, main, parallel, accumulators, axes.lanes, cpu)
 
 
-def _count_tiles_with_same_weights(
+def _share_weights(
     schedule: Schedule,
-    around: Sequence[Any],
-    loops: _ResultLoops,
+    around: list[Any],
+    within: Sequence[Any],
+    weights: Sequence[Any],
     reduction: SingleReduction,
     tile: Tile,
     cpu: CpuModel,
-) -> int:
-    """Return how many consecutive tiles share weights; 0 if they do not prefetch later weights."""
+) -> tuple[list[Any], int]:
+    """Order parallel loops so that data stay in the cache while weights, which are prefetched, pass.
+
+    Returns:
+        The loops, and how many consecutive tiles share weights; 0 if none are prefetched.
+    """
     main, axes = reduction.main, reduction.axes
-    weights = [loops.outer[axis] for axis in axes.weights if axis in loops.outer]
     is_outside = all(map(lambda loop, other: loop is other, weights, around))
+    panels = math.prod(loop_length(schedule, loop) for loop in weights)
     if (
         not _prefetches_weights(main, cpu)
         or not is_outside
-        or math.prod(loop_length(schedule, loop) for loop in weights) == 1
+        or panels == 1
         or not candidates.holds_next_weights(_describe(main, axes, cpu), tile.shape, cpu)
     ):
-        return 0
-    return math.prod(loop_length(schedule, loop) for loop in around[len(weights) :])
+        return around, 0
+    data = around[len(weights) :]
+    tiles = math.prod(loop_length(schedule, loop) for loop in data)
+    blocks = candidates.count_data_blocks(axes.data_bytes, axes.weight_bytes, tiles, panels, cpu)
+    if within or blocks == 1:
+        return around, tiles
+    block, member = schedule.split(fuse(schedule, data), [blocks, None])
+    schedule.reorder(block, *weights, member)
+    return [block, *weights, member], tiles // blocks
 
 
 def _prefetches_weights(block: Block, cpu: CpuModel) -> bool:

@@ -22,7 +22,7 @@ from tvmflow.compiler.contraction.winograd import Geometry
 from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Window
-from tvmflow.compiler.vector_code import prefetch_weights
+from tvmflow.compiler.vector_code import PREFETCH_HINT, prefetch_weights
 from tvmflow.graph.ir import find_nodes, operator_name, replace_variables
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
@@ -340,6 +340,35 @@ def test_tiles_prefetch_all_weights_but_those_of_the_first_one(count: int, vecto
     first, lines = min(prefetched) // 16, {index // 16 for index in prefetched}
     assert first % 20 == 0 and first <= 4 * 20
     assert lines >= set(range(first, vectors * 20))
+
+
+@pytest.mark.parametrize(
+    ("count", "depth", "vectors", "blocks"),
+    [
+        (512, 768, 48, 4),
+        (128, 768, 48, 1),
+        # 43 tiles have no blocks that are worth reading the weights again
+        (172, 768, 48, 1),
+    ],
+)
+def test_blocks_of_data_stay_in_the_cache_while_weights_pass(
+    count: int, depth: int, vectors: int, blocks: int
+) -> None:
+    """Each block of data is multiplied with all weights before the next one."""
+    mapping = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
+    data = te.placeholder((count, depth), "float32", "data")
+    weights = te.placeholder((vectors, depth, 16), "float32", "weights")
+    choice = rules.choose_schedule(
+        kernel(data, weights, blocked.dense(data, weights, 16 * vectors)), cpu_model(mapping)
+    )
+    assert choice is not None and choice.rule == "register_tiles"
+    (loop,) = (
+        loop
+        for loop in find_nodes(choice.schedule.mod["main"].body, tirx.For)
+        if loop.kind == tirx.ForKind.PARALLEL
+    )
+    # tiles have four vectors
+    assert int(loop.extent) == int(loop.annotations[PREFETCH_HINT]) * blocks * vectors // 4
 
 
 @pytest.mark.parametrize("mcpu", ["neoverse-n1", "cortex-a72"])
