@@ -1,4 +1,4 @@
-"""The `tvmflow` command: what is up to date is answered at once, all else by `cli`."""
+"""The `tvmflow` command: answers at once if the result is up to date, or calls `cli`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class FormInputs(NamedTuple):
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
-    """Write object files whose `main` takes the weights after its inputs, and the weights in order."""
+    """Write object files whose `main` takes inputs, then weights; and a file of the weights in order."""
     from safetensors.numpy import save_file
 
     model = inputs.model

@@ -112,7 +112,7 @@ def _count_of_product(
 def _count_of_recurrent(
     call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the vector products of all steps' inputs; those of the state are the same for all widths."""
+    """Return the vector products of the inputs; products of the state do not depend on the width."""
     operands = RecurrentOperands(*shapes[:-1])
     if not operands.weights:
         # a separate matmul multiplies the inputs by their weights

@@ -300,9 +300,9 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
 class KernelRow(NamedTuple):
     """A kernel of a library. None means unknown.
 
-    An inference calls it `calls` times. `share` is its share of an inference's time (0 to 1), and `seconds` the same
-    share of the latency. `alone_s` is the time of these calls if each takes as long as `pick_best` measured for one.
-    `schedule` is `tuned` or a rule's name, `workload` a key (empty without tuning), `nodes` the model's nodes as text.
+    `share` is the kernel's share of an inference's time (0 to 1), and `seconds` is `share` times the latency. `alone_s`
+    is `calls`, the calls per inference, times the time of a call that `pick_best` measured. `schedule` is `tuned` or a
+    rule's name, `workload` a key (empty without tuning), and `nodes` the names of the model's nodes.
     """
 
     name: str

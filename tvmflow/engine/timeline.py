@@ -285,7 +285,7 @@ def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dic
 
 
 def measure_length(work: Mapping[str, Work], jobs: int) -> float:
-    """Return how many seconds the stages take in total with `jobs` workers."""
+    """Return the time in seconds from the first stage's start to the last one's end with `jobs` workers."""
     return max(schedule(work, jobs)[0].values(), default=0.0)
 
 

@@ -457,7 +457,7 @@ class Credential(NamedTuple):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may contain: the header's value without its scheme, and the password in it."""
+        """Texts to remove from messages: the header's value without its scheme, and its password."""
         scheme, _, value = self.header.partition(" ")
         if scheme != "Basic":
             return (value,)

@@ -99,7 +99,7 @@ def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Fi
 
 
 def _set_aside_record(store: LocalStore, key: str) -> bool:
-    """Set aside a key's record if it is still damaged while replacing is excluded; return whether it was."""
+    """Set aside a record that is still damaged under the exclusive lock; return whether it was."""
     # A separate object, so that its `damage` has only this record.
     checked = LocalStore(store.root)
     with disk.use_lock(store.root, exclusive=True):
@@ -108,12 +108,12 @@ def _set_aside_record(store: LocalStore, key: str) -> bool:
 
 
 def _set_aside_blob(store: LocalStore, digest: str) -> bool:
-    """Set aside a blob if it is still damaged while replacing is excluded; return whether it was."""
+    """Set aside a blob that is still damaged under the exclusive lock; return whether it was."""
     with contextlib.suppress(FileNotFoundError):
         if not _has_digest(store.blobs.path(digest), digest):
             with disk.use_lock(store.root, exclusive=True):
                 try:
-                    # By a new object, because one that has verified the blob before would not read it again.
+                    # a new object, because `store` would not read a blob again that it has verified
                     LocalStore(store.root).blobs.verified_path(digest)
                 except DamagedBlob:
                     return True

@@ -172,7 +172,7 @@ class BlobStore:
         return path
 
     def is_present(self, file: StoredFile) -> bool:
-        """Return whether a file's blob exists with the right size; one of another size is set aside."""
+        """Return whether a file's blob exists with the right size; set aside a blob of another size."""
         path = self.path(file.digest)
         try:
             status = os.stat(path)

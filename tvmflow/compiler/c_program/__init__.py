@@ -271,7 +271,7 @@ _NAME: Final = "variant"
 
 
 class KernelLibrary(NamedTuple):
-    """A library for this process that is not loaded yet. Loading it is the first use of the device."""
+    """A library that this process can load. The device is not used before `load`."""
 
     path: Path
     signature: Mapping[str, Json]

@@ -145,11 +145,10 @@ VECTORS: Final = LoopCosts(
 
 
 class BroadcastCosts(NamedTuple):
-    """The costs of a loop that broadcasts each value to a register before use; machine B.
+    """The costs of a loop that broadcasts each value to a register before use, measured on machine B.
 
-    SSE, AVX2, RISC-V and WebAssembly need such loops.
-
-    LLVM keeps the rows or the vectors of a tile in registers while it multiplies, whichever are fewer.
+    SSE, AVX2, RISC-V and WebAssembly need such loops. While LLVM multiplies, it keeps either the rows or the vectors of
+    a tile in registers: the smaller number.
     """
 
     # the time of a load from the first-level cache that multiplications do not hide

@@ -1,8 +1,8 @@
 """Lets a step append to states that grow, such as KV caches, in place.
 
-Such a state is an input that comes back as an output with more rows along one axis. With this axis outermost in memory,
-the earlier rows are the beginning of the later tensor. The kernels emitted here have a role (`graph.states`): a C
-library runs none of them. It takes and returns states in this layout, and copies the new rows to their end.
+Such a state is an input, and an output is the same tensor with more rows along one axis. If this axis is outermost in
+memory, the old tensor is a prefix of the new tensor. The kernels emitted here have a role (`graph.states`). A C library
+does not run them: its states have this layout, and it appends the new rows to them.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -
     """Inline all blocks but a reduction, the one before it, and the one that computes the result."""
     first = max(position - 1, 0)
     before, main = blocks[first], blocks[position]
-    # inline a block before it, too, if its values are read once and padding does not divide its vectors
+    # also inline the block before the reduction if each value is read once and padding does not split vectors
     if before.work == main.work and not is_padded(before, before.spatial_axes[-1]):
         first = position
     after = blocks[position + 1 :]

@@ -200,12 +200,12 @@ def node_labels(model: ModelProto) -> dict[str, str]:
 
 
 def replace_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
-    """Set the nodes of a graph; some may be nodes that it has now."""
+    """Replace the nodes of a graph; `nodes` may contain some of the present nodes."""
     set_entries(graph.node, [copy.deepcopy(node) for node in nodes])
 
 
 def set_entries(field: Any, entries: Sequence[Any]) -> None:
-    """Set the entries of a repeated field; some may be entries that it has now."""
+    """Replace the entries of a repeated field; `entries` may contain some of the present entries."""
     del field[:]
     field.extend(entries)
 

@@ -268,9 +268,9 @@ def choose_layers(
 ) -> Choice:
     """Choose as many layers as the limits allow; StageError if they allow none.
 
-    Layers go back to float in the order of their damage per gain. Bisection finds how many must, because more
-    quantized layers cost more. Then some layers that went back are tried again, one by one. `gains` has the share
-    of the library's time that each layer saves; a layer that saves none stays float.
+    Layers return to float in descending order of damage per gain. Bisection finds the smallest number of float layers
+    that satisfies the limits. Then some of these layers are tried again, one by one. `gains` has the share of the
+    library's time that each quantized layer saves; a layer that saves no time stays float.
     """
     damage = {index: evaluation.measure_alone(index).error for index in names}
     reasons = find_reasons(names, gains)

@@ -265,7 +265,7 @@ class _Deliveries:
         return {"passed": is_passed, "is_equal": False, "outputs": outputs}
 
     def _expect(self, output: str) -> Arrays:
-        """Return the verified outputs for the sample; those of the VM library for an output made from it."""
+        """Return the expected values: the VM library's for outputs made from it, or this library's."""
         machine = self._context.inputs.get("export/vm.tvmflow")
         runtime = "vm" if machine and _TASKS.get(output) in _OF_TVM else ""
         if runtime not in self._expected:

@@ -39,12 +39,12 @@ MOVES: Final = ir.operators("reshape permute_dims")
 
 
 class LayoutRewriter(TargetRewriter):
-    """Rewrites calls that have a handler, and remembers the blocked form (n, ⌈c/b⌉, …, b) of each tensor.
+    """Rewrites calls that have a handler, and stores the blocked form (n, ⌈c/b⌉, …, b) of each tensor.
 
     Attributes:
-        block: The number of channels in a block.
-        selections: Blocked tensor -> the channels of other blocked tensors from which it is copied.
-        products: Tensor -> the matmul of plain data that computes it, and the arguments of its kernel.
+        block: The number b of channels in a block.
+        selections: Blocked tensor -> the channels of other blocked tensors that are copied to it.
+        products: Tensor -> the matmul of unblocked data that computes it, and the arguments of the matmul's kernel.
     """
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext, handlers: Handlers) -> None:
