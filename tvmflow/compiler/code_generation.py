@@ -1,6 +1,6 @@
 """Code generation: TVM's pipeline, with further passes for CPUs, compiles kernels and lowered models.
 
-TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, even a tile's accumulators for each tile.
+TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, even a tile's accumulators, once per tile.
 Here small buffers stay on the stack, and LLVM promotes them to registers.
 """
 
@@ -58,7 +58,7 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 # ---------------------------------------------------------------- stack lets
 # Variables of let expressions become buffers on the stack. TVM's code generator simplifies the value of every let with
 # the values of all its variables substituted (apache-tvm 0.27). So the time doubles with each let that another let
-# reads twice: `log` of `log` took 11 s to compile. It does not look into buffers, and LLVM promotes them to registers.
+# reads twice: `log` of `log` took 11 s to compile. Loads of buffers are not substituted, and LLVM makes them registers.
 
 
 @node_pass(tirx.BufferStore, lambda function: bool(find_nodes(function.body, tirx.Let)))
@@ -71,7 +71,7 @@ def keep_lets_on_stack(store: tirx.BufferStore) -> tirx.Stmt:
 
 
 class _Lets:
-    """Collects the stores of lets; each comes after the stores of the variables that its value reads."""
+    """Collects the stores of lets, in topological order."""
 
     def __init__(self, value: Any) -> None:
         self.stores: list[tirx.Stmt] = []
@@ -146,10 +146,10 @@ _SMALLEST_NORMAL: Final = 0x0400
 _INFINITY: Final = 0x7C00
 _NAN: Final = 0x7E00
 _SHIFT: Final = 23 - 10
-# The difference of the exponents in float32 and float16: of a finite value, and of infinity.
+# The offset from exponents of float16 to those of float32: for finite values, and for infinity.
 _REBIAS: Final = (127 - 15) << 23
 _REBIAS_INFINITY: Final = (255 - 31) << 23
-# The step between subnormal float16 values, and the float32 value whose last mantissa bit has this value.
+# The step between subnormal float16 values, and a float32 value with the same step to the next value.
 _STEP: Final = 2.0**-24
 _WITH_STEP: Final = 0.5
 _WITH_STEP_BITS: Final = 0x3F000000
@@ -168,7 +168,7 @@ def expand_float16_conversions(cast: tirx.Cast) -> Any:
     """Convert float16 by integer operations where a CPU has no instruction for it."""
     source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
     if source == target or "float64" in (source, target):
-        # left alone: rounding twice, by way of float32, could give another value
+        # unchanged: a conversion via float32 would round twice
         return cast
     if source == _FLOAT16:
         wide = to_float32(cast.value)

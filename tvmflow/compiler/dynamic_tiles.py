@@ -105,7 +105,8 @@ def _roll(loop: tirx.For) -> tirx.For:
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Initialize reductions of dynamic length before their loops.
 
-    LowerInitBlock does it in the first iteration. There may be none, and in a short row it does not reach all lanes.
+    LowerInitBlock initializes them in the first iteration: never if there are no iterations, and not all lanes of
+    a row that is shorter than a vector.
     """
     loops = find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
@@ -223,7 +224,7 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _with_local_lengths(body: Any) -> Any:
     """Return a statement whose local buffers have an upper bound in place of each dynamic length.
 
-    CompactBufferAllocation shrinks each buffer to what a tile uses, but only if that is provably within the buffer.
+    CompactBufferAllocation shrinks each buffer to the region that a tile uses if it is provably within the buffer.
     """
     own = {}
     for buffer in _list_buffers(body):
@@ -270,7 +271,7 @@ def _bind_all(bound: Sequence[tuple[Any, Any]], body: Any) -> Any:
 
 
 def _guard_divisors(body: Any) -> Any:
-    """Return a statement whose divisors that are dynamic lengths are at least 1.
+    """Return a statement in which divisors of dynamic length are at least 1.
 
     In unreachable code for empty rows, TVM would find a division by 0 and fail (apache-tvm 0.27). Divisors that depend
     on data are unchanged: they may be negative.
@@ -557,7 +558,7 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
 
 
 def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
-    """Return a serial loop shortened to the end of a condition on its variable; None if there is none."""
+    """Return a serial loop that ends where the condition on its variable fails; None if there is none."""
     tails = _unique(condition.tail for condition in found)
     if (
         loop.kind != tirx.ForKind.SERIAL
@@ -576,7 +577,7 @@ def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
-    """Return after how many iterations of a serial loop whole tiles end; None if that is not known."""
+    """Return how many iterations of a serial loop are whole tiles; None if unknown."""
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(condition.is_whole, tirx.LT):
         return None
     analyzer = tvm.sym.Analyzer()
@@ -617,7 +618,7 @@ def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     """Return the body of a loop over tiles for the tail: the smallest of several tiles that suffices.
 
-    `pixels` is the typical pixel count of an image, whose pixels have one tail tile; 0 for rows.
+    `pixels` is the typical pixel count of an image; 0 for other rows.
     """
     tail = found[0].tail
     size = max(length for condition in found for length in condition.variables.values())

@@ -95,7 +95,7 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     from tvm_ffi import libinfo
 
     includes = [Path(tvm.__file__).parent / "include", Path(libinfo.find_include_path())]
-    # For some calls of functions of its runtime, TVM generates invalid C.
+    # TVM generates invalid C for some calls of its runtime.
     for source in sorted(folder.glob("lib*.c")):
         c_error = find_c_error(source, includes)
         if c_error:

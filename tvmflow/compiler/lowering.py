@@ -90,7 +90,7 @@ def _count_of_convolution(
     """Return the vector products of a convolution; model inputs with few channels keep the plain layout."""
     data, weights, result = shapes
     out, inner, kernel = result[1], data[1], math.prod(weights[2:])
-    # one product for each weight and pixel: of the data in a transposed convolution, else of the result
+    # one product per weight and pixel (of the data if transposed, else of the result)
     image = data if "transpose" in ir.operator_name(call) else result
     points = image[0] * math.prod(image[2:])
     groups = int(call.attrs.groups)
@@ -154,7 +154,7 @@ class LoweredModel:
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used unchanged.
         width: The vector width; None without a CPU model. It is not written to files: the kernels have it.
-        kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
+        kernel_nodes: Kernel -> for each of its calls, the bindings of the imported `main` that the call computes.
         operators: The operators with alternatives. They are not written to files.
     """
 
@@ -181,7 +181,7 @@ class LoweredModel:
         return [weight.numpy() for weight in computed]
 
     def recompute_weights(self, params: Weights, before: Weights) -> Mapping[int, Array]:
-        """Compute the weights that depend on parameters that differ from `before`; return them by index."""
+        """Compute the weights affected by parameters that differ from `before`; return them by index."""
         arrays = [params[name] for name in self.weight_names]
         pairs = enumerate(zip(arrays, self.weight_names, strict=True))
         changed = {position for position, (array, name) in pairs if array is not before[name]}

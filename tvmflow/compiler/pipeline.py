@@ -62,7 +62,7 @@ Condition = Callable[[LoweringContext], bool]
 class LoweringPass(NamedTuple):
     """A named transformation of a module, and when it runs.
 
-    It runs if `when` is None or true for the context, and if the model calls one of `operators` or there are none.
+    It runs if `when` is None or true for the context, and `operators` is empty or the model calls one of them.
     """
 
     name: str

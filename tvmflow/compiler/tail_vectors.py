@@ -52,7 +52,7 @@ class _End(NamedTuple):
 
 @kernel_pass
 def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Let a row's last vector overlap the one before, if computing elements twice does no harm."""
+    """Let a row's last vector overlap the previous vector if elements may be computed twice."""
     loops = find_nodes(function.body, tirx.For)
     if not any(map(_is_conditional, loops)):
         return function
@@ -193,7 +193,7 @@ def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
-    """Return whether a tail can be computed as a masked vector: lanes beyond the end do no harm."""
+    """Return whether a tail can be computed as a masked vector: lanes beyond the end have no effect."""
     store = body.block.body if isinstance(body, SBlockRealize) else body
     if not isinstance(store, tirx.BufferStore):
         return False

@@ -176,7 +176,7 @@ def _prefetch_in(body: tirx.Stmt, tile: Any, tiles: int, nest: Sequence[tirx.For
     load, start = next(iter(reads.values()))
     used = set(find_nodes(load.indices[-1].base, tirx.Var))
     repeats = math.prod(length for var, length in lengths.items() if var not in used)
-    # each iteration of a tile prefetches as many elements, so that all tiles together prefetch all
+    # each iteration of a tile prefetches an equal share of the elements
     step = -(-len(reads) * _as_number(load.indices[-1].lanes) // (tiles * repeats))
     position: Any = tile % tiles
     for var, length in lengths.items():
@@ -292,7 +292,7 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
     found = [(operand, _Word.read(operand)) for operand in find_nodes(loop.body, tirx.Broadcast)]
-    # float32 words are skipped then: a condition may guard their loads, which must not run without it
+    # if a condition guards loads, float32 words are skipped: their loads must not run without it
     is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
     words = {
         operand: word
@@ -342,7 +342,7 @@ def _group_words(
 
 
 def _arrange_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Return for each word's offset where its vector begins, within the words; empty if they are too few."""
+    """Return word offset -> the offset of the vector that contains it; empty if there are too few words."""
     end = offsets[-1] + size
     if end < _VECTOR_BYTES:
         return {}
@@ -415,7 +415,7 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
 
 
 def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> dict[_Address, Any]:
-    """Return the values that are subtracted from accumulators at every read that is not an update."""
+    """Return accumulator -> the value that every read except an update subtracts from it."""
     offsets: dict[_Address, Any] = {}
     refused: set[_Address | None] = set()
     stored: set[Any] = set()
@@ -516,7 +516,7 @@ def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
         addresses.setdefault(store.buffer, []).append(address)
     if not addresses:
         return function
-    # the distance of a pair's two vectors: the instruction for the first two results precedes the one for the others
+    # the distance between the two vectors of a pair: the first two results are computed before the other two
     accumulators = {buffer: second - first for buffer, (first, second, *_) in addresses.items()}
     begun = {
         (store.buffer, _find_pair(store, accumulators)[0]): store.value
@@ -564,7 +564,7 @@ def _find_accumulators(buffer: Any, indices: Sequence[Any]) -> int:
 
 
 def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
-    """Return the first vector of a pair of pixels or rows, and which one (0 or 1) is loaded or stored."""
+    """Return the first vector of a pair of pixels or rows, and the accessed pixel or row (0 or 1)."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
     address = _find_accumulators(buffer, access.indices) // _VECTOR_ACCUMULATORS
     own = address // accumulators[buffer] % 2
@@ -572,7 +572,7 @@ def _find_pair(access: Any, accumulators: Mapping[Any, int]) -> tuple[int, int]:
 
 
 def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
-    """Return the accumulators of a pixel or row that a load reads: a vector, half of one, or one of them."""
+    """Return the accumulators of a pixel or row that a load reads: a vector, half a vector, or a lane."""
     if load.source not in accumulators:
         return load
     distance, lanes = accumulators[load.source], int(load.source.dtype.lanes)

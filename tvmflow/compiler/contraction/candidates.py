@@ -69,7 +69,7 @@ def multiply_add(cpu: CpuModel) -> Arithmetic:
 
 
 class Contraction(NamedTuple):
-    """A contraction: what decides its register tile.
+    """The properties of a contraction that determine its register tile.
 
     Attributes:
         rows: The rows of the result (M), such as positions of an image.
@@ -80,8 +80,8 @@ class Contraction(NamedTuple):
         has_long_loop: Whether the innermost loop over the terms is too long to be unrolled.
         has_dynamic_rows: Whether a smaller tile computes the last rows, so that no bounds checks are needed.
         has_dynamic_vectors: Whether a smaller tile computes the last vectors.
-        holds_vectors: Whether LLVM keeps the weights of a term in registers, not the values of all rows. It does in
-            kernels that pack a matrix while they run, since their loop over vectors is the inner one.
+        holds_vectors: Whether LLVM keeps the weights of a term in registers, not the values of all rows: in kernels
+            that pack a matrix at run time, whose inner loop is over vectors.
         kernel_width: The positions of a row of a depthwise kernel; 0 for others.
         row_stride: The distance between two rows, in kernel positions.
         spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
@@ -124,7 +124,7 @@ class RegisterTile(NamedTuple):
 
     @property
     def has_vectors_inside(self) -> bool:
-        """True if the loop over vectors is inside, so that they stay in registers: fewer than the rows."""
+        """True if there are fewer vectors than rows, so that the inner loop is over vectors in registers."""
         return self.vectors < self.rows
 
 

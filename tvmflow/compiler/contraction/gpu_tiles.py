@@ -63,7 +63,7 @@ class Device(NamedTuple):
 
     @classmethod
     def from_target(cls, target: tvm.target.Target) -> Device:
-        """Return the limits of a target; where it states none, the minimum of such GPUs."""
+        """Return the limits of a target; if it does not state a limit, the minimum of such GPUs."""
 
         def limit(name: str, least: int) -> int:
             value = target.attrs.get(name)

@@ -25,9 +25,9 @@ Parts for 4 cores also keep 16 busy, and slow down a single thread by less than 
 
 
 MIN_PARALLEL_ELEMENTS: Final = 1 << 15
-"""Fewer elements are not worth handing to another core."""
+"""With fewer elements, a second core saves no time."""
 MIN_PARALLEL_PRODUCTS: Final = 1 << 16
-"""Fewer multiplications are not worth handing to another core."""
+"""With fewer multiplications, a second core saves no time."""
 PARTS_PER_CORE: Final = 16
 """With this many parts of the work for each core, an uneven remainder costs little."""
 STRIPS_PER_CORE: Final = 2
@@ -36,7 +36,7 @@ BATCHES_PER_CORE: Final = 4
 """With this many batches per core, each core packs its own matrices, while they are in its cache."""
 
 MIN_LANES: Final = 4
-"""Vectors of fewer lanes are not worth their instructions."""
+"""Vectors of fewer lanes are not faster than scalars."""
 FUNCTION_VECTORS: Final = 4
 """Functions are computed for this many vectors at once, which share their constants."""
 _ARM64: Final = ("aarch64", "arm64")
@@ -157,7 +157,7 @@ class BroadcastCosts(NamedTuple):
     l2_bytes_per_cycle: int = 32  # how fast weights are read from that cache
     # a load can broadcast to vectors of this many float32 lanes; other vectors need a shuffle
     broadcast_lanes: int = 8
-    loads_of_shuffle: int = 2  # the loads that a shuffle counts as
+    loads_of_shuffle: int = 2  # the loads that take as long as a shuffle
     spilled: float = 0.65  # the speed of a tile that is spilled
     # the instructions of a dot product of byte pairs; the first reads weights from memory
     pair_instructions: int = 3

@@ -43,8 +43,8 @@ class Costs(NamedTuple):
 _COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
 # For 16 registers, which cannot hold the 36 elements of a tile.
 _SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
-# For 64-bit ARM it is assumed that a core reads 2 bytes from memory in the time of a multiplication: 3 GB/s of a
-# Cortex-A72 of 1.5 GHz, 10 GB/s of a Neoverse N1 of 2.6 GHz, which does two in a cycle.
+# Assumption for 64-bit ARM: a core reads 2 bytes from memory in the time of a multiplication (3 GB/s on a Cortex-A72
+# at 1.5 GHz; 10 GB/s on a Neoverse N1 at 2.6 GHz, which multiplies twice a cycle).
 _LANE_COSTS: Final = _COSTS._replace(
     transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
 )

@@ -95,7 +95,7 @@ class Float16Caster(MainRewriter):
 
 
 def _fits(tensor: Any) -> bool:
-    """Return whether a constant has no overflow, and is no denormal scalar, in float16; true for others."""
+    """Return whether float16 can hold a constant: no overflow, no denormal scalar; true for variables."""
     array, limits = ir.constant_array(tensor), np.finfo(_FLOAT16)
     values = np.abs([] if array is None else array)
     is_tiny = values.size == 1 and 0 < float(values.max()) < float(limits.tiny)
@@ -121,7 +121,7 @@ _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_p
 
 
 def promote_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
-    """Let kernels that compute in float16 compute in float32; those that only move or convert it stay.
+    """Let kernels that compute in float16 use float32; moves and conversions of float16 stay.
 
     With `adds_products`, kernels stay in float16 if all their reductions are sums of products, minima or maxima.
     Functions in them, such as exponentials, are computed in float32.
@@ -242,7 +242,7 @@ def _promote_load(load: Any) -> Any:
 
 
 def _promote_cast(cast: tirx.Cast) -> Any:
-    # the conversion to float16 stays, because it rounds and may overflow, wherever its result is stored
+    # the conversion to float16 stays, because it rounds and may overflow, whatever the dtype of the stored result
     if _is_float16(cast):
         return tirx.Cast(_FLOAT32, cast)
     return cast.value if cast.value.ty.dtype == cast.ty.dtype else cast

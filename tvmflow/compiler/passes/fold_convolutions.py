@@ -196,7 +196,7 @@ class ConvolutionMerger(TargetRewriter):
 # the channels of a position are contiguous, threads compute the address of a pixel once for many channels, and load
 # weights as vectors.
 
-# The depth of a tile: fewer channels do not fill one.
+# The depth of a tile, which fewer channels do not fill.
 _MIN_CHANNELS: Final = 16
 # The attributes that do not name the layout of weights.
 _KEPT: Final = "strides padding dilation groups data_layout out_layout out_dtype".split()

@@ -185,7 +185,7 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
 
 
 def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
-    """Return the scores of attention whose last matmul is `call`, and what replaces NaN weights, if any."""
+    """Return the scores of attention that ends with `call`, and the scalar that replaces NaN, or None."""
     weights, values = call.args
     shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):

@@ -144,7 +144,7 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
         for variable, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc) and any(map(is_dynamic, _list_sizes(function)))
     }
-    # the kernels are left out, so that their new names do not depend on how many TVM has made
+    # the kernels are left out, so that their new names do not depend on the number of TVM's kernels
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
     rest = tvm.IRModule(others, mod.attrs, mod.global_infos)
     # functions of branches call kernels, too
@@ -259,7 +259,7 @@ class _ReshapeRewriter(MainRewriter):
         groups = self._group_axes(before, after)
         if groups is None or all(same_size(*_counts(group, before, after)) for group in groups):
             return None
-        # not emitted, because fusion would end at the second variable that this binds
+        # not emitted, because that binds a second variable, at which fusion ends
         operands = rewritten.args[0], list(after), groups
         options = {"primfunc_name_hint": "reshape", "primfunc_attrs": INJECTIVE}
         return self.builder_.call_te(_reshape, *operands, **options)

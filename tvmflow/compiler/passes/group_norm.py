@@ -1,4 +1,4 @@
-"""Compute group and instance norms on images instead of flattened groups, so that data stay blocked."""
+"""Group and instance norms of images instead of flattened groups, so that data stay blocked."""
 
 from __future__ import annotations
 

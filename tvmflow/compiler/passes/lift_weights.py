@@ -1,4 +1,4 @@
-"""Move weight-only computations out of `main`, and fold kernels on constants."""
+"""Weight-only computations as a separate function, and constant folding of kernels."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from tvmflow.graph.ir_operators import (
 
 # Four sides of a box, and its area.
 _CORNERS: Final = 5
-# Fewer scores are not worth handing to another core.
+# With fewer scores, a second core saves no time.
 _MIN_PARALLEL_SCORES: Final = 1 << 12
 
 
@@ -267,7 +267,7 @@ _BITS: Final = 32
 
 
 class _Groups(NamedTuple):
-    """Groups of candidates, sorted by falling score; an image may have several groups.
+    """Groups of candidates, sorted by descending score; an image may have several groups.
 
     Attributes:
         boxes: The number of boxes of an image, which is also the number of candidates of a group.
@@ -397,7 +397,7 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
 
 # ---------------------------------------------------------------- MXNet's operators
 # They follow MXNet's CPU code (`src/operator/contrib/multibox_detection.cc` and `bounding_box-inl.h`): candidates have
-# falling scores, equal scores keep the order of the data, and the remaining rows are -1.
+# descending scores, equal scores keep the order of the data, and the remaining rows are -1.
 
 
 def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: Any) -> Any:

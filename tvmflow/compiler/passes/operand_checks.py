@@ -1,4 +1,4 @@
-"""Check indices and divisors when a model runs, if their values are not known when it is built.
+"""Checks of indices and divisors at run time, if their values are unknown at build time.
 
 TVM's kernels read and write at any index, and a CPU traps at an integer division by zero. On CPUs, a small kernel tests
 such an operand before the kernel that uses it, and fails with a message. On GPUs, which report no failures, indices are
@@ -239,7 +239,7 @@ def _make_kernel(
 
 
 def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[Any, Any]:
-    """Return a value as the operator needs it, and whether it is wrong (None: it cannot be wrong)."""
+    """Return a value as the operator reads it, and the condition that it is wrong (None if impossible)."""
     if bound.sizes is None:
         return value, value == tirx.const(0, dtype)
     if size is None:

@@ -30,7 +30,7 @@ from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter
 RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 """The operators that resize images and volumes."""
 
-# TVM's rounding for nearest-neighbor resizes whose model names none.
+# TVM's default rounding of nearest-neighbor resizes, by coordinate mode; "floor" for other modes.
 _DEFAULT_ROUNDING: Final = {"align_corners": "round"}
 # A resize that repeats pixels at all these sizes does so at every size; the last one is larger than any image.
 _CHECKED_SOURCES: Final = (2, 3, 37, 65_536)
@@ -119,12 +119,12 @@ class ResizeRewriter(MainRewriter):
         data, last = rewritten.args[0], len(target) - 1
         if not resize.axes:
             return data
-        # without tables, an axis is so little work that it is not worth a separate pass over memory
+        # resizing an axis without tables takes too little work for a separate pass over memory
         is_even = len(_find_steps(self, resize, data)) == len(resize.axes)
         if last not in resize.axes or is_even:
             return emit_resize(self, data, resize)
         sizes = dict(zip(resize.axes, resize.sizes, strict=True))
-        # resizing the innermost axis is not vectorized, so it comes when there are fewest rows
+        # resizing along the innermost axis is not vectorized, so it is done when there are fewest rows
         shrinking = [axis for axis in resize.axes if target[axis] < source[axis]]
         order = shrinking + [axis for axis in reversed(resize.axes) if axis not in shrinking]
         for axis in order:

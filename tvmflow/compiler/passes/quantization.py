@@ -392,7 +392,7 @@ class RequantizeFuser(TargetRewriter):
         data = [value for value in readers[0].args if not self.flow.is_weight(value)]
         if len(data) == 1:
             return True
-        # operands that are float32 at the end of a kernel are computed there, as roundings are
+        # the operands that a kernel's epilogue computes, with or without rounding
         computed = []
         for value in map(self.flow.value_if_used_once, data):
             other = self._find_pair(value)

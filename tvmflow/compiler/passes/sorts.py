@@ -106,7 +106,7 @@ _VECTORS_PER_WORD: Final = 1.5
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4
-# The elements that are tested together: does any of them belong to the first k?
+# The number of elements that are tested together for whether any belongs to the first k.
 _BLOCK: Final = 64
 # If a row is shorter than this times k, sorting it costs less than selecting k elements.
 _MIN_ROW_FOR_SELECTION: Final = 4
@@ -115,7 +115,7 @@ _COLUMN_VECTORS: Final = 4
 _COLUMN_DTYPES: Final = frozenset(
     ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 )
-# Fewer elements are not worth handing to another core.
+# With fewer elements, a second core saves no time.
 _MIN_PARALLEL_ELEMENTS: Final = 1 << 12
 
 _ZERO: Final = tirx.const(0, "int32")
@@ -461,7 +461,7 @@ def _emit_whole_sort(sort: Sort, row: _Row) -> Words:
 def _emit_selection(sort: Sort, row: _Row) -> Words:
     """Emit the selection of the first words of a row; return them in order.
 
-    Words that come before the last of the `k` first ones so far are gathered, sorted and merged with these.
+    Words that precede the last of the first `k` words so far are gathered, sorted and merged with these.
     """
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
@@ -495,7 +495,7 @@ def _emit_selection(sort: Sort, row: _Row) -> Words:
 
 
 def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> None:
-    """Emit the first `count` words of two merged lists; each list is sorted and at least as long."""
+    """Emit the first `count` words of two merged, sorted lists, each with at least `count` words."""
     taken = Variable.allocate(_ZERO)
     with T.serial(count) as k:
         a, b = bind(left[taken.get()]), bind(right[k - taken.get()])

@@ -35,7 +35,7 @@ _MOVABLE_FUNCTIONS: Final = frozenset(
 # The assumed size of dynamic dimensions without a tuning size, and the least size that rules assume.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
-# A shorter axis is not worth computing indices once for it.
+# For a shorter axis, computing slow indices once saves no time.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
 ROOT: Final = "root"
@@ -353,7 +353,7 @@ def choose_lanes(lanes: int, fits: Callable[[int], bool]) -> int:
 
 
 def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None:
-    """Return the stride of a load along a whole axis; None if it changes, or data decide."""
+    """Return the stride of a load along a whole axis; None if it is not constant, or depends on data."""
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:
@@ -363,7 +363,7 @@ def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None
 
 
 def element_stride(load: Any, block: Block, axis: Any, step: int = 1) -> int | None:
-    """Return the elements by which a load moves with `axis` from 0 to `step`; None if data decide."""
+    """Return how many elements a load moves for `axis` from 0 to `step`; None if it depends on data."""
     shape = [evaluate_size(extent, block.sizes) for extent in load.source.shape]
     if None in shape:
         return None

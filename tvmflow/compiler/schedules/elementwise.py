@@ -187,7 +187,7 @@ def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
 
 
 def count_fused_axes(block: Block, lanes: int) -> int:
-    """Return how many innermost axes to fuse: until whole vectors divide the loop, or as many as can be."""
+    """Return how many innermost axes to fuse: until vectors divide the loop, or as many as possible."""
     axes, extents = block.spatial_axes, block.spatial_extents
     count = 1
     while math.prod(extents[-count:]) % lanes and count < len(extents):
@@ -198,14 +198,14 @@ def count_fused_axes(block: Block, lanes: int) -> int:
             break
         lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
         if len(lengths) > 2 and lanes % lengths[-1] == 0:
-            # nor if three axes are fused and rows are a part of a vector: elements would be loaded one by one
+            # in three fused axes with rows shorter than a vector, elements would be loaded one by one
             break
         count += 1
     return count
 
 
 def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
-    """Return whether two neighboring axes can be one: all loads and the store have a linear stride."""
+    """Return whether two neighboring axes can be fused: all loads and the store have a linear stride."""
     if extents[0] == 1:
         return True
     store = tirx.BufferLoad(block.output, list(block.stmt.body.indices))
@@ -268,8 +268,8 @@ def _tile_transposition(
 def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
     """Tile a transposition of single elements; return the loops around the tiles.
 
-    Data are contiguous along the axis at `position`. The innermost loop is the one with the shorter stride on its
-    strided side (read or write): lines a large power of two apart would evict each other.
+    Data are contiguous along the axis at `position`. The innermost loop is the one whose strided access (read or write)
+    has the shorter stride: cache lines a large power of two apart would evict each other.
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
@@ -376,7 +376,7 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
 
 
 def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
-    """Return the parts of a piece within which no condition changes, as far as can be decided."""
+    """Return the parts of a piece within which no condition changes, if that can be decided."""
     parts = list(itertools.product(*_list_spans(block, piece)))
     if len(parts) == 1 or len(parts) > _MAX_PIECES:
         return parts
@@ -481,7 +481,7 @@ def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) ->
 
 
 def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
-    """Return where a function changes that goes from one value, perhaps over None, to another."""
+    """Return where a function changes from one value, perhaps via None, to another."""
     first, last = decide(0), decide(extent - 1)
     if first == last:
         return set()

@@ -292,7 +292,7 @@ def _share_weights(
     tile: Tile,
     cpu: CpuModel,
 ) -> tuple[list[Any], int]:
-    """Order parallel loops so that data stay in the cache while weights, which are prefetched, pass.
+    """Order parallel loops so that data stay in the cache while prefetched weights are streamed.
 
     Returns:
         The loops, and how many consecutive tiles share weights; 0 if none are prefetched.
@@ -324,7 +324,7 @@ def _prefetches_weights(block: Block, cpu: CpuModel) -> bool:
 
 
 def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
-    """Return whether to fill rows with padding and then copy whole rows, as is faster on 64-bit ARM.
+    """Return whether to fill rows with padding, then copy whole rows: faster for long rows on 64-bit ARM.
 
     LLVM unrolls the vectors of shorter rows completely, and then knows which of them are padding.
     """

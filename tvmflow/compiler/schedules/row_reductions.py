@@ -179,7 +179,7 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[
 
 
 def _count_joined_axes(block: Block, lanes: int) -> int:
-    """Return how many innermost reduced axes to fuse, until vectors divide the loop or no more can be."""
+    """Return how many innermost reduced axes to fuse: until vectors divide the loop, or all possible."""
     extents, count = block.reduction_extents, 1
     axes = block.axes[-len(extents) :]
     is_dynamic = any(axis >= len(block.axes) - len(extents) for axis in block.dynamic_axes)
@@ -273,7 +273,7 @@ def _choose_columns(
 ) -> _Columns | None:
     """Return the most columns of a part whose data stay in the cache; None if no part is suitable.
 
-    `shape` lacks the reduced axis; `reduced` is its position in the data, of the next axis in `shape`.
+    `reduced` is the position of the reduced axis in the data; `shape` has the data's other axes.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)

@@ -152,7 +152,7 @@ class _Emitter:
 _MAX_DIRECT_QUERIES: Final = 4
 # The most heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
-# An addend of a score from which on its weight is 0: masks have -∞, or the lowest numbers.
+# A score to which a mask adds at most this number has a weight of 0; masks contain -∞ or the lowest numbers.
 _HIDDEN: Final = -1e30
 # The keys that a core scores at a time if keys are divided among cores.
 _KEYS_PER_PART: Final = 128
@@ -418,7 +418,7 @@ class _CpuEmitter(_Emitter):
         a, whole = self._attention, keys.count - tail
         position, key = row * self._score_stride + whole, keys.start + whole
         if a.steps:
-            # masks end with the keys, so no whole vector of them can be read
+            # a mask has no elements beyond the last key, so a whole vector cannot be read
             last = iterate_last(tail, self._lanes) if is_dynamic(tail) else T.vectorized(tail)
             with last as lane:
                 score = self._apply_steps(matrix, query, key + lane, scores[position + lane])
@@ -426,7 +426,7 @@ class _CpuEmitter(_Emitter):
         lowest = tirx.min_value(FLOAT)
         with T.vectorized(self._lanes) as lane:
             score = scores[position + lane]
-            # the sum is -∞; as a constant, TVM would write it in C that compilers reject
+            # the sum is -∞, which TVM would write as a constant that C compilers reject
             other = tirx.min(score, lowest) + lowest
             scores[position + lane] = tirx.Select(lane < tail, score, other)
 

@@ -278,7 +278,7 @@ def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tupl
 
 
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return a plain image of few channels; `x` has those of pixels (y mod s, x mod t) in sequence."""
+    """Return a plain image of few channels; the channels of `x` are grouped by pixel (y mod s, x mod t)."""
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
         source, phase = _find_source(0, pixel, strides, offsets)
@@ -344,8 +344,8 @@ def conv(x: Any, w: Any, window: Window, groups: Groups, tile_columns: int = 1) 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
     """Return the matmul (…, rows, columns) of a matrix (…, rows, k) and weights (⌈columns/b⌉, k, b).
 
-    `padded_rows` rows are computed, the extra ones by repeating the last one. None means no extra rows; the number of
-    rows may be dynamic then.
+    `padded_rows` rows are computed; the extra rows repeat the last row. If it is None, there are no extra rows, and the
+    number of rows may be dynamic.
     """
     *outer, rows, depth = map(plain, x.shape)
     blocks, _, block = (int(extent) for extent in w.shape)

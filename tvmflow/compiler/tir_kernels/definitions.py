@@ -1,4 +1,4 @@
-"""Define TIR kernels statement by statement, with the loops that a schedule would otherwise make."""
+"""TIR kernels that are written statement by statement with their loops, and need no schedule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def if_else(condition: Any, then: Callable[[], None], otherwise: Callable[[], No
 
 
 ROUNDING: Final = float(3 << 22)
-"""Added to a value below 2²², it leaves the nearest integer in the lowest bits of the sum."""
+"""The sum of this number and a value below 2²² has the nearest integer in its lowest bits."""
 ROUNDING_BITS: Final = 0x4B400000
 """The bits of `ROUNDING` as float32."""
 

@@ -35,7 +35,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Selection(NamedTuple):
-    """Channels of blocked tensors: for each, the position of its tensor, and its channel in there."""
+    """Channels of blocked tensors: for each, the index of its tensor, and its index in this tensor."""
 
     tensors: tuple[Any, ...]
     positions: Indices
@@ -75,7 +75,7 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
     if shape is None or is_dynamic(sizes[1]):
         return None
-    # two elements for a dynamic axis whose tuning size is 1: a reversal would not show with one
+    # at least two elements for a dynamic axis, because a reversal of one element cannot be detected
     pairs = zip(shape, sizes, strict=True)
     shape = tuple(max(n, 2) if is_dynamic(size) else n for n, size in pairs)
     channels, *others = (
@@ -217,7 +217,7 @@ def _copy_channels(selection: Selection, cpu: CpuModel) -> Any:
 
     The parameters of the kernel are the tensors (n, c/b, …, b), the table and the result. The table has a row for each
     group of lanes of the result: the position of its source tensor (-1 for zeros), and the offset of its first element
-    in an image of this tensor. Where images have dynamic shapes, the offset is that in an image of one pixel.
+    in an image of this tensor. For images with dynamic shapes, it is the offset in an image of one pixel.
     """
     shapes = [known_sizes(tensor) for tensor in selection.tensors]
     n, _, *size, block = shapes[0]

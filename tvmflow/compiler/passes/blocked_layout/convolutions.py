@@ -324,7 +324,7 @@ def choose_phases(
 ) -> tuple[int, ...] | None:
     """Return how many pixels along each axis become channels; None if that is not faster.
 
-    `kernel` is the shape (o, i, …) of the weights. `share` is the cost of the method otherwise used, as a fraction of
+    `kernel` is the shape (o, i, …) of the weights. `share` is the cost of the alternative method, as a fraction of
     a direct convolution's multiplications.
     """
     outputs, inputs, *kernel_size = kernel

@@ -196,7 +196,7 @@ def rewrite_adaptive_pool(
 def rewrite_image_reduction(
     rewriter: LayoutRewriter, call: relax.Call, data: Any
 ) -> relax.Expr | None:
-    """Rewrite a reduction over spatial axes only, which adds no lane to another; it may drop the axes."""
+    """Rewrite a reduction over spatial axes only, which does not mix lanes; it may drop the axes."""
     tensor = rewriter.blocked_form(data)
     if tensor is None or call.attrs.axis is None:
         return None
@@ -215,7 +215,7 @@ def _default_layout(call: relax.Call) -> str:
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a spatial resize if its reader takes blocked data; else unpacking first has fewer pixels."""
+    """Rewrite a spatial resize if its reader takes blocked data; else the smaller data are unpacked."""
     resize = as_resize(call)
     if (
         resize is None

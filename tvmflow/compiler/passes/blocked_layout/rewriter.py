@@ -96,7 +96,7 @@ class LayoutRewriter(TargetRewriter):
         return self._blocked.get(var)
 
     def to_blocked(self, data: Any) -> Any:
-        """Return the blocked form of a tensor, which is packed if it has none."""
+        """Return the blocked form of a tensor; pack the tensor if it has none."""
         if data in self._blocked:
             return self._blocked[data]
         if data not in self._packed:

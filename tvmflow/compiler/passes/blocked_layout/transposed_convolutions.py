@@ -34,9 +34,9 @@ from tvmflow.graph.dynamic_shapes import (
 # The cost of another kernel, in vector multiplications.
 _KERNEL_COST: Final = 10_000
 _MAX_PHASES: Final = 8
-# One convolution per phase must save this factor, since small images are interleaved no faster from several tensors.
+# One convolution per phase must be faster by this factor, because interleaving several tensors takes longer.
 _MIN_GAIN: Final = 1.15
-# Phases share blocks if that needs at most this fraction of blocks: if a convolution reads the image, and if none does.
+# The largest fraction of blocks with which phases share blocks: if a convolution reads the image, and if not.
 _MAX_BLOCKED_SHARE: Final = 0.5
 _MAX_PLAIN_SHARE: Final = 0.85
 
@@ -177,7 +177,7 @@ class _Convolution:
         ]
 
     def shares_blocks(self) -> bool:
-        """Return whether the channels of all phases are packed into common blocks; the image is plain."""
+        """Return whether all phases share blocks of channels; then the image is not blocked."""
         share = _MAX_BLOCKED_SHARE if self._is_read_blocked else _MAX_PLAIN_SHARE
         return self._groups == 1 and self._count_shared() <= share * self._phases * self._blocks
 

@@ -42,13 +42,13 @@ def find_read(stmt: Any, load: Any) -> int:
 
 
 def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
-    """Return by how many elements an access moves for 0 to `step` of a variable; None if data decide."""
+    """Return how many elements an access moves for a variable from 0 to `step`; None if data-dependent."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
     return find_distance(access.indices, buffer.shape, variable, step)
 
 
 def fuse_before(schedule: Schedule, handle: Any) -> None:
-    """Inline the producers of a block, as far as TVM can."""
+    """Inline the producers of a block that TVM can inline."""
     inlined = [True]
     while any(inlined):
         steps = [partial(schedule.compute_inline, one) for one in schedule.get_producers(handle)]
