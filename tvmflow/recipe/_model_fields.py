@@ -342,8 +342,8 @@ class InputSpec(ClosedModel):
     @field_validator("range")
     @classmethod
     def _check_range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not value[0] < value[1]:
-            raise field_error("the first number must be less than the second")
+        if value is not None and not value[0] <= value[1]:
+            raise field_error("the first number must not be larger than the second")
         return value
 
     @field_validator("value")

@@ -499,7 +499,7 @@ WRONG = [
     wrong(
         "range the wrong way round",
         ("dtype: float32", "range: [1, 0]"),
-        "6:38: inputs.data.range: the first number must be less than the second",
+        "6:38: inputs.data.range: the first number must not be larger than the second",
     ),
     wrong(
         "range of three",
