@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te
 
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
@@ -176,6 +176,9 @@ def _attend(
     scores = relax.op.matmul(queries, transposed)
     scale = node.number("scale", 0.0) or 1 / math.sqrt(width)
     scores = node.emit(scores * relax.const(scale, ir.dtype_of(queries)))
+    if cap := node.number("softcap", 0.0):
+        limit = relax.const(cap, ir.dtype_of(queries))
+        scores = node.emit(relax.op.tanh(node.emit(scores / limit)) * limit)
     hidden = _find_mask(node, mask, batch, steps, length)
     earlier = 0 if past is None else list_sizes(past)[2]
     causal = _causal_mask(node, steps, length, earlier)
@@ -243,6 +246,92 @@ def convert_multi_head_attention(node: NodeToConvert) -> Any:
     return relax.Tuple([result, keys, values])
 
 
+def convert_group_query_attention(node: NodeToConvert) -> Any:
+    """Convert GroupQueryAttention; its further results are all keys and values, past ones first.
+
+    ONNX Runtime's CPU kernel is the reference. `seqlens_k` has the index of each sequence's last key, which must be
+    that of the cache: a run with padded sequences fails.
+    """
+    _refuse(node, ("smooth_softmax", "qk_output"), {11: "head_sink"})
+    queries, keys, values, past_keys, past_values, ends = map(node.operand, range(6))
+    heads, shared = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    if keys is None:
+        width = list_sizes(queries)[2] // (heads + 2 * shared)
+        cuts = [heads * width, (heads + shared) * width]
+        queries, keys, values = _fields(
+            node, node.builder.emit(relax.op.split(queries, cuts, 2)), 3
+        )
+    queries = _split_heads(node, queries, heads)
+    keys, values = (_split_heads(node, part, shared) for part in (keys, values))
+    batch, _, steps, _ = list_sizes(queries)
+    first = 0 if past_keys is None else list_sizes(past_keys)[2]
+    length = first + steps
+    positions = _find_positions(node, ends, batch, steps, first, length)
+    if node.is_set("do_rotary"):
+        given = positions if node.operand(9) is None else node.operand(9)
+        tables = (node.operand(7), node.operand(8))
+        is_interleaved = node.is_set("rotary_interleaved")
+        queries, keys = (
+            _rotate(node, part, given, tables, is_interleaved) for part in (queries, keys)
+        )
+    keys, values = _prepend(node, past_keys, keys), _prepend(node, past_values, values)
+    mask = _hide_later_keys(node, positions, length)
+    wide = [_repeat_heads(node, part, heads // shared) for part in (keys, values)]
+    bias = _add(node, node.operand(10), mask)
+    result = _attend(node, queries, wide[0], wide[1], None, bias, None)
+    return relax.Tuple([result, keys, values])
+
+
+def _find_positions(
+    node: NodeToConvert, ends: Any, batch: Any, steps: Any, first: Any, length: Any
+) -> Any:
+    """Return the positions (batch, steps) of new tokens; a run fails for padded sequences."""
+    ends = node.builder.emit(relax.op.reshape(node.cast(ends, "int64"), [batch, 1]))
+
+    def surplus(indices: Any, last: Any) -> Any:
+        return te.compute(indices.shape, lambda *position: indices(*position) - last)
+
+    def positions(zeros: Any, first: Any) -> Any:
+        return te.compute((batch, steps), lambda row, step: zeros(row, 0) + first + step)
+
+    def emit(function: Any, *operands: Any) -> Any:
+        # TVM cannot fuse a kernel with a dimension as a scalar (apache-tvm 0.27)
+        name = function.__name__
+        return node.builder.emit_te(
+            function, *operands, primfunc_name_hint=name, primfunc_attrs=ir.OPAQUE
+        )
+
+    # an axis of one element has only the index 0
+    checked = relax.op.take(
+        relax.const(np.zeros(1), "int64"), emit(surplus, ends, length - 1), axis=0
+    )
+    return emit(positions, node.builder.emit(checked), first)
+
+
+def _hide_later_keys(node: NodeToConvert, positions: Any, length: Any) -> Any:
+    """Return the mask that hides keys after each query, and before its window, as an addend for scores."""
+    keys = node.emit(relax.op.arange(length, dtype="int64"))
+    queries = node.emit(relax.op.expand_dims(positions, [-1]))
+    is_seen = node.emit(relax.op.less_equal(keys, queries))
+    window = node.integer("local_window_size", -1)
+    if window > 0:
+        first = node.emit(relax.op.subtract(queries, relax.const(window, "int64")))
+        is_seen = node.emit(relax.op.logical_and(is_seen, node.emit(relax.op.greater(keys, first))))
+    dtype = ir.dtype_of(node.inputs[0])
+    lowest = relax.const(float(np.finfo(dtype).min), dtype)
+    mask = node.emit(relax.op.where(is_seen, relax.const(0.0, dtype), lowest))
+    return node.emit(relax.op.expand_dims(mask, 1))
+
+
+def _repeat_heads(node: NodeToConvert, x: Any, repeats: int) -> Any:
+    """Return each head (batch, heads, steps, width) several times in a row."""
+    batch, heads, steps, width = list_sizes(x)
+    apart = node.emit(relax.op.expand_dims(x, 2))
+    wide = relax.ShapeExpr([batch, heads, repeats, steps, width])
+    repeated = node.emit(relax.op.broadcast_to(apart, wide))
+    return node.emit(relax.op.reshape(repeated, [batch, heads * repeats, steps, width]))
+
+
 def convert_rotary_embedding(node: NodeToConvert) -> Any:
     """Convert RotaryEmbedding, which rotates pairs of values by angles that depend on their positions."""
     _refuse(node, ("is_packed_batching",), {})
@@ -257,13 +346,28 @@ def convert_rotary_embedding(node: NodeToConvert) -> Any:
             raise ValueError("a first position needs a fixed number of steps")
         position_ids = node.emit(relax.op.add(position_ids, relax.const(np.arange(steps), "int64")))
         position_ids = node.emit(relax.op.reshape(position_ids, [1, steps]))
+    whole = _rotate(node, x, position_ids, (cosines, sines), node.is_set("interleaved"))
+    if has_heads:
+        return whole
+    moved = node.emit(relax.op.permute_dims(whole, [0, 2, 1, 3]))
+    return relax.op.reshape(moved, [batch, steps, heads * size])
+
+
+def _rotate(
+    node: NodeToConvert, x: Any, positions: Any, tables: tuple[Any, Any], is_interleaved: bool
+) -> Any:
+    """Return data (batch, heads, steps, width) whose first values are rotated in pairs.
+
+    `tables` are the cosines and sines (positions, pairs) of the angles.
+    """
+    batch, heads, steps, size = list_sizes(x)
+    width = 2 * list_sizes(tables[0])[1]
     turned, rest = x, []
     if size != width:
         parts = node.builder.emit(relax.op.split(x, [width], 3))
         turned, *rest = _fields(node, parts, 2)
-    tables = [relax.op.take(table, position_ids, axis=0) for table in (cosines, sines)]
-    turn = [node.emit(relax.op.expand_dims(table, 1)) for table in tables]
-    is_interleaved = node.is_set("interleaved")
+    rows = [relax.op.take(table, positions, axis=0) for table in tables]
+    turn = [node.emit(relax.op.expand_dims(table, 1)) for table in rows]
     pairs = [width // 2, 2] if is_interleaved else [2, width // 2]
     axis = 4 if is_interleaved else 3
     paired = node.emit(relax.op.reshape(turned, [batch, heads, steps, *pairs]))
@@ -274,11 +378,7 @@ def convert_rotary_embedding(node: NodeToConvert) -> Any:
     wide = [node.emit(relax.op.expand_dims(part, axis)) for part in map(node.emit, results)]
     stacked = node.emit(relax.op.concat(wide, axis))
     flat = node.emit(relax.op.reshape(stacked, [batch, heads, steps, width]))
-    whole = node.emit(relax.op.concat([flat, *rest], axis=3)) if rest else flat
-    if has_heads:
-        return whole
-    moved = node.emit(relax.op.permute_dims(whole, [0, 2, 1, 3]))
-    return relax.op.reshape(moved, [batch, steps, heads * size])
+    return node.emit(relax.op.concat([flat, *rest], axis=3)) if rest else flat
 
 
 # ---------------------------------------------------------------- recurrent layers

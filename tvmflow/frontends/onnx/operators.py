@@ -231,6 +231,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "GlobalMaxPool": Operator(arithmetic.refuse_empty_images(NodeToConvert.by_tvm)),
     "Greater": Operator(evaluate=rules.comparison(operator.le, holds=operator.gt)),
     "GreaterOrEqual": Operator(evaluate=rules.comparison(operator.lt, holds=operator.ge)),
+    "GroupQueryAttention": Operator(in_float32(layers.convert_group_query_attention)),
     "GridSample": Operator(converters.convert_grid_sample),
     "Hardmax": Operator(arithmetic.convert_hardmax),
     "Identity": Operator(evaluate=lambda call: call.array(0)),

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from tests.support.kernels import outputs
 from tests.support.onnx_models import Array, agree, draw, load, model
 from tvmflow.core.errors import ImportFailed
 
@@ -63,7 +64,40 @@ def rotary(x: Array, steps: Array, **attributes: Any) -> Any:
     return fused("RotaryEmbedding", {"x": x, "p": steps}, ANGLES, "x p cos sin", **attributes)
 
 
+def grouped(
+    past: int, order: str = "", more: Feed | None = None, batch: int = 1, **attributes: Any
+) -> Any:
+    """Return attention of four heads that share two, whose rotary positions have tables.
+
+    ONNX Runtime takes several new tokens of one sequence, or one of each of several.
+    """
+    steps = 5 if batch == 1 else 1
+    cached = {"pk": draw(batch, 2, past, 16), "pv": draw(batch, 2, past, 16, seed=8)}
+    new = {"k": draw(batch, steps, 32), "v": draw(batch, steps, 32, seed=6)}
+    sizes = {"n": np.full((batch, 1), past + steps - 1, I32), "t": np.array([past + steps], I32)}
+    feed = {"q": draw(batch, steps, 64, seed=4)} | new | cached | sizes
+    order = order or "q k v pk pv n t cos sin"
+    tables = {"cos": draw(30, 8), "sin": draw(30, 8, seed=1)}
+    constants = {name: table for name, table in tables.items() if name in order.split()}
+    feed = {name: array for name, array in feed.items() if name in order.split()} | (more or {})
+    heads = {"num_heads": 4, "kv_num_heads": 2}
+    return fused("GroupQueryAttention", feed, constants, order, "y nk nv", **heads, **attributes)
+
+
 CASES: dict[str, Any] = {
+    "grouped heads": lambda: grouped(3, do_rotary=1),
+    "grouped heads of a prompt": lambda: grouped(0, "q k v - - n t cos sin", do_rotary=1),
+    "grouped heads of two sequences": lambda: grouped(3, batch=2, do_rotary=1),
+    "grouped heads without positions": lambda: grouped(3, "q k v pk pv n t", scale=0.3),
+    "grouped heads, neighbours turned": lambda: grouped(6, do_rotary=1, rotary_interleaved=1),
+    "grouped heads with a window": lambda: grouped(6, do_rotary=1, local_window_size=4),
+    "grouped heads with capped scores": lambda: grouped(6, softcap=0.7),
+    "grouped heads in one tensor": lambda: grouped(
+        3, "x - - pk pv n t cos sin", {"x": draw(1, 5, 128)}, do_rotary=1
+    ),
+    "grouped heads with a bias": lambda: grouped(
+        3, "q k v pk pv n t - - - r", {"r": draw(1, 4, 5, 8)}
+    ),
     "sum and norm": lambda: fused(
         "SkipLayerNormalization", {"x": X, "s": SKIP}, SCALE | SHIFT | {"b": SHIFT["shift"]},
         "x s scale shift b", "y - - total", epsilon=1e-5,
@@ -137,3 +171,12 @@ def test_other_forms_of_attention_are_refused(make: Any, reason: str, tmp_path: 
     """The message names the operator and what it has."""
     with pytest.raises(ImportFailed, match=f"Attention .* cannot be imported: .*{reason}"):
         load(make()[0], tmp_path)
+
+
+def test_padded_sequences_are_refused_when_the_model_runs(tmp_path: Path) -> None:
+    """Grouped heads whose cache is longer than `seqlens_k` says."""
+    made, feed = grouped(3, do_rotary=1)
+    loaded = load(made, tmp_path, feed)
+    feed["n"] -= 1
+    with pytest.raises(ValueError, match="has an index out of range"):
+        outputs(loaded, feed)
