@@ -192,10 +192,7 @@ def _write(graph: _Graph, path: Path, names: list[str], *, fused: bool) -> None:
     floats, integers = TensorProto.FLOAT, TensorProto.INT64
     inputs = [helper.make_tensor_value_info("input_ids", integers, [1, "seq"])]
     if fused:
-        inputs += [
-            helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, [1, 1]),
-            helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, [1]),
-        ]
+        inputs.append(helper.make_tensor_value_info("attention_mask", integers, [1, "total"]))
     else:
         inputs.append(helper.make_tensor_value_info("position_ids", integers, [1, "seq"]))
 
@@ -290,10 +287,14 @@ def _attend(graph: _Graph, tables: list[str]) -> Any:
 def _attend_fused(graph: _Graph) -> Any:
     """Return a function that adds a layer's attention as ONNX Runtime's fused operator."""
     model = graph.model
+    axis, one = graph.constant("mask_axis", [1], np.int64), graph.constant("one", 1, np.int64)
+    counts = graph.op("Sub", graph.op("ReduceSum", "attention_mask", axis), one)
+    total = graph.op("Gather", graph.op("Shape", "attention_mask"), one, axis=0)
+    lengths = [graph.op("Cast", value, to=TensorProto.INT32) for value in (counts, total)]
 
     def attend(layer: int, q: str, k: str, v: str) -> Any:
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
-        inputs = (q, k, v, *past, "seqlens_k", "total_sequence_length", "cos", "sin")
+        inputs = (q, k, v, *past, *lengths, "cos", "sin")
         heads = {"num_heads": model.heads, "kv_num_heads": model.cached_heads}
         domain = "com.microsoft"
         return graph.op(

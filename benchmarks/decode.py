@@ -114,8 +114,7 @@ def open_onnxruntime(path: Path, model: Llama, threads: int, *, fused: bool) -> 
         binding = session.io_binding()
         binding.bind_cpu_input("input_ids", tokens[None])
         if fused:
-            binding.bind_cpu_input("seqlens_k", np.full((1, 1), total - 1, np.int32))
-            binding.bind_cpu_input("total_sequence_length", np.full(1, total, np.int32))
+            binding.bind_cpu_input("attention_mask", np.ones((1, total), np.int64))
         else:
             binding.bind_cpu_input("position_ids", np.arange(length, total)[None])
         ends = (_LIMIT, _LIMIT) if fused else (length, total)
