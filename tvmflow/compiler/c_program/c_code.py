@@ -403,7 +403,7 @@ _MAX_OPERATIONS: Final = 1 << 50
 
 
 class Values:
-    """The values `v[0]`, `v[1]`, … of a context in C: the dimensions, then what `lines` compute from them."""
+    """The values `v[0]`, `v[1]`, … of a context in C: dimensions, then values that `lines` compute."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._bounds = {entry.name: (entry.min, entry.max) for entry in dimensions}
@@ -508,7 +508,7 @@ def reduce_order(order: Sequence[Sequence[int]]) -> list[list[int]]:
 def write_tasks(
     number: int, work: Sequence[ParallelWork], sizes: Mapping[str, Size], values: Values
 ) -> tuple[str, int]:
-    """Return C code for the number of parallel tasks that a kernel call is worth, and its maximum."""
+    """Return C code that computes the number of tasks for a kernel call, and this number's maximum."""
     if not sizes:
         most = count_tasks(work)
         operations, loops = str(min(_count(work)[0], _MAX_OPERATIONS)), str(_count(work)[1])
@@ -556,7 +556,7 @@ _UNKNOWN_EXTENT: Final = 8
 # The assumed cost of a call of a user's C function: large, because its author asked for threads.
 _EXTERN_OPERATIONS: Final = 1 << 17
 
-# The least work of one task, and the total work of a program from which other threads are woken.
+# The least work of a task, and the least work of a program for which other threads are woken.
 _LEAST_TASK_NS: Final = 2_500
 _LEAST_PROGRAM_NS: Final = 100_000
 _MAX_TASKS: Final = 1024
@@ -565,7 +565,7 @@ _PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
-    """Part of a kernel's work in parallel loops: operations and loop starts, per product of `extents`."""
+    """A part of a kernel's work in parallel loops: operations and loop starts, to multiply by `extents`."""
 
     extents: tuple[str, ...]
     operations: int

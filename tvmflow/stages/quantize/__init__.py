@@ -139,7 +139,7 @@ class LayerFacts(NamedTuple):
         reason: The reason why it stays float; empty otherwise.
         damage: The relative error of the outputs if only this layer is quantized; None if it is NaN or was not
             measured.
-        gain: The share of all layers' time that quantizing it saves, as estimated; None if unknown.
+        gain: The estimated share of all layers' time that quantizing it saves; None if unknown.
         weight_error: The relative root mean square error of its int4 weights; None if its weights are not int4.
     """
 

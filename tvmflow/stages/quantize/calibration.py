@@ -1,4 +1,4 @@
-"""Run the float model on calibration data and collect statistics of its inner tensors."""
+"""Runs of the float model on calibration data, and statistics of its inner tensors."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The float32 lanes of an AVX-512 vector.
 _WIDE_LANES: Final = 16
-# Kernels are unrolled and vectorized already: a higher level hardly makes them faster, and this one takes LLVM only
-# 0.7 times as long.
+# Kernels are unrolled and vectorized already: a higher level hardly makes them faster, and LLVM compiles at this level
+# in 0.7 times the time.
 _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # One library observes tensors of up to this total size; further tensors get further libraries.
 _OBSERVED_BYTES: Final = 256 << 20

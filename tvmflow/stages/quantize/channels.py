@@ -1,10 +1,10 @@
-"""Equalize the channels of activations (smoothing), and correct biases for quantization errors.
+"""Equalization of activation channels (smoothing), and bias correction for quantization errors.
 
 Smoothing divides each channel of a layer's input by a factor, and multiplies the weights by it. This combines
 SmoothQuant for matmuls after layer norms (Xiao et al. 2023, arXiv:2211.10438) with the equalization of
 channels between convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias
-correction, arXiv:1906.04721), with ranges from calibration. Factors are powers of two, so the float result does not
-change by a bit.
+correction, arXiv:1906.04721), with ranges from calibration. Factors are powers of two, so every bit of the float result
+is unchanged.
 
 Rounded weights and clipped inputs shift the mean of each output channel. A changed bias corrects this shift:
 section 4.2 of the second paper, with means from calibration. Each layer is corrected only for its own error on the
@@ -67,7 +67,7 @@ def find_factors(
     weights: Mapping[Any, Array],
     largest: Mapping[Any, Array],
 ) -> dict[Any, Array]:
-    """Return the factors of the tensors for which smoothing much reduces the estimated error.
+    """Return the factors of the tensors for which smoothing greatly reduces the estimated error.
 
     `largest` has the per-channel largest absolute values of each tensor.
     """

@@ -1,4 +1,4 @@
-"""Choose the layers to quantize: their cost on samples, the recipe's limits, and their estimated gain.
+"""The choice of layers to quantize: their cost on samples, the recipe's limits, their estimated gain.
 
 The choice is the same on every machine of an architecture: it depends on outputs that have the same bits on each of
 them, and errors are accumulated in a fixed order. For the same reason, gains are estimated and not measured.
@@ -183,8 +183,8 @@ class Evaluation:
     ) -> Cost:
         """Continue a comparison up to a number of batches (all by default), and return its cost.
 
-        With limits, it stops as soon as it is clear whether they are satisfied; the drop in accuracy is then the
-        drop on the compared samples. That the drop is within the limit is clear only after all samples.
+        With limits, it stops when the compared samples decide whether the limits are satisfied; the drop in accuracy
+        is then that of the compared samples. Only all samples can show that the drop is within the limit.
         """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
@@ -216,14 +216,14 @@ class Evaluation:
         comparison.batches += 1
 
     def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
-        """Return whether it is clear already if the limits are satisfied."""
+        """Return whether the compared batches already decide if the limits are satisfied."""
         if comparison.batches % _LOOK_BATCHES:
             return False
         # only the remaining samples can change the mean
         left = 1 - comparison.batches / len(self._data.batches)
         sides = []
         if limits.error is not None:
-            # a relative error is a ratio of means; error² − allowed² · size² has the mean that shows its side
+            # a relative error is a ratio of means, so the sign of the mean of error² − allowed² · size² is tested
             allowed = limits.error * limits.error
             squares = _list_squares(comparison)
             sides = [_find_side(own[0] - allowed * own[1], left) for own in squares]
@@ -322,7 +322,7 @@ def _put_back(
         else:
             few = middle
     back = list(order[:enough])
-    # the last one must stay float to satisfy the limits; of the others, the least harmful may not have to
+    # the last layer must stay float to satisfy the limits; the least harmful of the others may not have to
     for index in list(reversed(back[:-1]))[:_RETRIES]:
         tried = evaluation.measure(
             [other for other in order if other not in back or other == index], limits

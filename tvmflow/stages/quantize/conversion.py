@@ -1,4 +1,4 @@
-"""Quantize a float model: calibrate, choose layers by their cost, insert integer operators."""
+"""Quantization of a float model: calibration, choice of layers by cost, insertion of operators."""
 
 from __future__ import annotations
 

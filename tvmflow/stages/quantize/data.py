@@ -1,4 +1,4 @@
-"""Load the samples that `quantize` reads batch by batch: calibration data and `verify.data`."""
+"""The samples that `quantize` reads batch by batch: calibration data and `verify.data`."""
 
 from __future__ import annotations
 

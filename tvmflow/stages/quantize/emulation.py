@@ -1,4 +1,4 @@
-"""Emulate a quantized model in float (fake quantization).
+"""Emulation of a quantized model in float (fake quantization).
 
 Layer weights, activation scales and bias corrections are parameters of the emulating model. One set of values computes
 the float model; another one lets layers read rounded data and rounded weights. So the model is compiled only once,

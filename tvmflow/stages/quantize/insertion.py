@@ -1,4 +1,4 @@
-"""Insert quantize/dequantize operators, integer weights and quantized lookup tables into a model."""
+"""Insertion of quantize/dequantize operators, integer weights and quantized lookup tables."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ class _Inserter(LayerRewriter):
         return self.emit(relax.op.dequantize(params[0], scales, zeros, axis=layer.axis))
 
     def _move(self, var: Any) -> Any:
-        """Emit the dequantized values of a tensor that is, or was rearranged from, a quantized one."""
+        """Emit the dequantized values of a quantized tensor, or of a tensor rearranged from it."""
         if var in self._quantization.data:
             return self._convert(var)
         if var not in self._moved:
@@ -507,7 +507,7 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
 def _has_numbers_of_one_size(table: Array) -> bool:
     """Return whether rounding each row to 8 bits keeps at least half of its nonzero values.
 
-    It would not in attention masks, whose large values stand for infinity: the step becomes larger than most values.
+    False for attention masks, whose large values stand for infinity: the step becomes larger than most values.
     """
     sizes = np.abs(table)
     largest = sizes.max(axis=1, keepdims=True, initial=0.0)

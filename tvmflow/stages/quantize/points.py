@@ -1,4 +1,4 @@
-"""Find the layers of a float model that can be quantized, and the tensors that they read."""
+"""The layers of a float model that can be quantized, and the tensors that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collect histograms of tensors in bounded memory, and choose ranges and scales from them.
+"""Histograms of tensors in bounded memory, and ranges and scales from them.
 
 Scales are computed from integer counts with basic float64 arithmetic in a fixed order. So the same samples, in any
 order, give the same bits on every machine.
@@ -38,7 +38,7 @@ _ONE_IN: Final = 100_000
 # The method `entropy` has as many bins as TensorRT, and tries every eighth threshold of TensorRT's.
 _ENTROPY_BINS: Final = 2048
 _ENTROPY_STEP: Final = 8
-# Large values are called rare if they are at most one in this many.
+# Large values are rare if at most one of this many values is large.
 _RARE: Final = 16
 # The method `mse` first tries two limits in each of `_OCTAVES` octaves, then `_REFINED` limits between the
 # neighbors of the best one. It repeats this for both ends up to `_ROUNDS` times.
@@ -203,7 +203,7 @@ def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
     if low == high:
         return 1.0, 0
     limits = np.iinfo(dtype)
-    # half of the range does not overflow where the range itself does
+    # computed from half of the range, because the range itself may overflow
     half = (high / 2 - low / 2) / (limits.max - limits.min)
     bounded = min(max(2 * min(half, _MAX_SCALE), _MIN_SCALE), _MAX_SCALE)
     # round up to 12 significant bits

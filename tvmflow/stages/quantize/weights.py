@@ -1,4 +1,4 @@
-"""Block-quantize matmul weights to 4 or 8 bits, with a scale for each group.
+"""Block quantization of matmul weights to 4 or 8 bits, with a scale for each group.
 
 No floats are accumulated by a BLAS library, so that every machine gives the same bits.
 """
@@ -121,7 +121,7 @@ class InputProducts:
         rows = data.reshape(-1, self._depth).astype(np.float64)
         rows = rows[np.isfinite(rows).all(axis=1)]
         if not self._factor:
-            # later batches may have twice the range of the first; values beyond are clipped
+            # later batches may have twice the range of the first batch; larger values are clipped
             largest = float(np.abs(rows).max(initial=0.0))
             self._factor = _DATA_STEPS / (2 * largest) if largest else 0.0
         whole = np.clip(np.rint(rows * self._factor), -_DATA_STEPS, _DATA_STEPS)
