@@ -60,7 +60,7 @@ _ID_LENGTH: Final = 7
 # The epoch of ids is 2025-01-01; seven characters last until 2059.
 _EPOCH_S: Final = 1_735_689_600
 _TICKS_PER_SECOND: Final = 32
-# A recipe is a few kB; of a larger file only the digest is recorded.
+# A recipe is a few kB; only the digest of a larger file is recorded.
 _MAX_TEXT: Final = 256 << 10
 # While a run is in progress, its record is rewritten at most this often, and for at most this share of the time.
 _INTERVAL_S: Final = 1.0

@@ -57,7 +57,7 @@ def find_indices(main: relax.Function) -> FoundIndices:
 
 
 def _find_inputs(values: Mapping[Any, Any], outputs: Sequence[Any]) -> tuple[set[Any], set[Any]]:
-    """Return variables that indices of some outputs are computed from, and those that indices select."""
+    """Return the operands of the outputs' indices, and the data in which those indices select."""
     into_indices: set[Any] = set()
     selected: set[Any] = set()
 

@@ -1,4 +1,4 @@
-"""Choose the runtime of a library: C code in the library itself, or TVM's virtual machine."""
+"""The choice of a library's runtime: C code in the library itself, or TVM's virtual machine."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ _ARCHIVE: Final = re.compile(r".*\.tar([.+](gzip|zstd))?")
 
 
 class OciError(DownloadError):
-    """A registry refused a request; the status is the answer's, 504 without answer, otherwise 0."""
+    """A registry refused a request; `status` is the HTTP status, or 504 without an answer, else 0."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -415,7 +415,7 @@ def make_manifest(
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Return the artifact in a manifest; Unreadable if it is not one whose files fit into a folder."""
+    """Return the artifact in a manifest; Unreadable if its files cannot be stored in a folder."""
     value = read_json(content)
     layers = [_parse_descriptor(entry) for entry in get_field(value, "layers", of=list)]
     if get_field(value, "manifests", of=list) or not layers:

@@ -688,7 +688,7 @@ def estimate_packed_speed(tile: RegisterTile, cpu: CpuModel) -> float:
 
 
 # ---------------------------------------------------------------- accumulators of other kernels
-# Kernels whose weights are converted in registers, and recurrent ones, whose depth is short.
+# For kernels that convert weights in registers, and for recurrent kernels, whose depth is short.
 
 _DOT_ROWS: Final = range(5, 15)
 

@@ -96,7 +96,7 @@ def _find_active_dropout(node: NodeProto, known: KnownValues) -> str:
 
 
 def _find_small_indices(node: NodeProto, known: KnownValues) -> str:
-    """TVM iterates over the other axes as if data and indices had equal sizes there."""
+    """Find indices with other sizes than the data: TVM assumes equal sizes along other axes."""
     data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
     axis = attributes_of(node).get("axis", 0) % max(len(data), 1)
     counted = (slice(1, axis), slice(axis + 2, None))
@@ -110,7 +110,7 @@ def _find_norm_of_all(node: NodeProto, known: KnownValues) -> str:
 
 
 def _find_zero_count(node: NodeProto, known: KnownValues) -> str:
-    """TVM takes K = 0 for all elements."""
+    """Find a K of 0, for which TVM returns all elements."""
     count = known.constants.get(node.input[1]) if len(node.input) > 1 else None
     return "with K = 0" if count is not None and not count.any() else ""
 

@@ -1,4 +1,4 @@
-"""Compare outputs with the reference's: tolerances, errors, and faults that would go undetected."""
+"""Comparison of outputs with the reference's: tolerances, errors, and undetectable faults."""
 
 from __future__ import annotations
 

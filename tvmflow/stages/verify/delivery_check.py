@@ -1,7 +1,7 @@
-"""Load each delivered output in a new process, as users do, and run it on a verified sample.
+"""Runs of each delivered output on a verified sample, in a new process as on a user's machine.
 
-The process of `verify` has imported the compiler, so it would not notice that an output depends on it. The new
-processes also use another number of threads.
+The process of `verify` has imported the compiler, so it could not detect that an output depends on the compiler. The
+new processes also use another number of threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw further random inputs: of other magnitudes, and to reach branches not taken yet."""
+"""Further random inputs: of other magnitudes, and for branches that are not taken yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the cause of a wrong library: a tuning record, a schedule rule, the lowering or the import.
+"""The cause of a wrong library: a tuning record, a schedule rule, the lowering or the import.
 
 It runs in its own process after `verify` has rejected a library, and does not change the verdict.
 """

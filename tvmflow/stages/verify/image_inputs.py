@@ -1,4 +1,4 @@
-"""Load images as inputs for `verify`, and compare their preprocessing with Pillow."""
+"""Images as inputs for `verify`, and comparison of their preprocessing with Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare intermediate tensors with the reference's: inputs of argmax, and quantized layers.
+"""Comparison of inner tensors with the reference's: inputs of argmax, and quantized layers.
 
 Layers of a quantized model are compared one by one: the roundings of many layers would hide a wrong weight, the
 rounding of a single layer does not.
@@ -130,9 +130,9 @@ def count_values(
 # other way stay below; one wrong weight of a small network exceeds it.
 _CLOSE: Final = 1 / 2**7
 _CLOSE_RMS: Final = 1 / 2**8
-# The allowed error in steps: accumulators of two orders of addition may be rounded to neighboring steps.
+# The allowed error in steps: sums in different orders may be rounded to neighboring steps.
 _STEPS: Final = 1
-# Weights (with bfloat16 also activations) are rounded once more in these precisions.
+# The allowed error in `_PRECISIONS`, which round weights (`bfloat16`: also activations) once more.
 _COARSE_STEPS: Final = 2
 _PRECISIONS: Final = {"mixed": FLOAT16, "bfloat16": BFLOAT16}
 _MAX_BATCHES: Final = 3

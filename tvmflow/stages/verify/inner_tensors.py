@@ -1,4 +1,4 @@
-"""Make libraries that return inner tensors; find argmax inputs, and settle ties.
+"""Libraries that return inner tensors; inputs of argmax, and ties in them.
 
 The imported model with inner tensors as outputs is compiled with the weights of the delivered library, and with its
 schedules for all kernels that are the same.

@@ -1,4 +1,4 @@
-"""Choose inputs for `verify`: the recipe's samples or random inputs, and sizes of dynamic dimensions."""
+"""The inputs of `verify`: the recipe's samples or random inputs, and sizes of dynamic dimensions."""
 
 from __future__ import annotations
 

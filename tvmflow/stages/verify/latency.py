@@ -1,4 +1,4 @@
-"""Measure latencies of a library, its variants, other runtimes and the reference; check gates."""
+"""Latencies of a library, its variants, other runtimes and the reference; performance gates."""
 
 from __future__ import annotations
 

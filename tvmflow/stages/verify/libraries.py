@@ -1,4 +1,4 @@
-"""Load and run libraries for `verify`: in this process or on a remote backend, whole or in parts."""
+"""Loading and calls of libraries for `verify`: in this process or remotely, whole or in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the reference (usually the framework that a model came from) before the library is loaded."""
+"""The run of the reference (usually the model's framework), before the library is loaded."""
 
 from __future__ import annotations
 

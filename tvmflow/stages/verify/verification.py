@@ -1,4 +1,4 @@
-"""Verify a library: run it and its reference, compare, measure, and conclude."""
+"""The verification of a library: its run, the reference's run, comparison, measurement, verdict."""
 
 from __future__ import annotations
 
@@ -542,7 +542,7 @@ def _verify_isa_level(
 
 @contextlib.contextmanager
 def _forced_isa_level(prefix: str, name: str) -> Iterator[None]:
-    """Make libraries loaded meanwhile use one ISA level, also in qemu, which passes its environment on."""
+    """Set the ISA level of libraries that the block loads, here or in qemu, by an environment variable."""
     key = variable(prefix)
     before = os.environ.get(key)
     os.environ[key] = name
