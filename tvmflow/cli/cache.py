@@ -60,8 +60,8 @@ class RepairOptions(StoreOptions):
 class GcOptions(StoreOptions):
     """Garbage-collect unused results, also while runs are active.
 
-    By default, results are removed that nothing needs and that were unused for 30 days. What recipes,
-    lock files and releases need stays: see `tvmflow cache pins`.
+    By default, results that nothing needs and that were unused for 30 days are removed. Results that recipes, lock
+    files and releases need stay: see `tvmflow cache pins`.
 
     Examples:
         # what would be removed, and why
@@ -112,7 +112,7 @@ class OptionalRecipeOptions(RecipeOptions):
 
 
 class PushOptions(StoreOptions):
-    """Upload results to the remote cache: of recipes, all, or failed uploads of earlier runs.
+    """Upload results to the remote cache: those of recipes, all, or failed uploads of earlier runs.
 
     Examples:
         # what earlier runs could not upload
@@ -526,11 +526,11 @@ def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
 class CleanOptions(StoreOptions):
     """Remove stored results, except pinned ones.
 
-    Removed are also downloads, logs and notes. What lock files and releases need stays (see `tvmflow cache pins`),
-    and so do measured trials. To remove only what is not used any more, see `tvmflow cache gc`.
+    Downloads, logs and notes are removed, too. Results that lock files and releases need stay (see
+    `tvmflow cache pins`), and so do measured trials. To remove only unused results, see `tvmflow cache gc`.
 
     Examples:
-        # what would be removed, and how much that is
+        # show what would be removed, and its size
         tvmflow clean --dry-run
         # remove it, without being asked
         tvmflow clean --yes

@@ -35,7 +35,7 @@ GROUPS: Final = {
         "diff": "Show the changes from one lock file to another.",
     },
     "Look back": {
-        "runs": "List the last runs that did something, the last one first.",
+        "runs": "List the last runs that did something, the newest first.",
         "show": "Show the details of a run, or of the kernels of a recipe.",
         "compare": "Show the changes between two runs, releases or deliveries.",
         "logs": "Show the log of a stage.",

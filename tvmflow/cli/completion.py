@@ -15,7 +15,7 @@ from tvmflow.core.errors import EXIT_OK, UsageError
 class CompletionOptions(Options):
     """Print the completion script of a shell.
 
-    Completed are commands, options, targets, stages and files.
+    It completes commands, options, targets, stages and files.
 
     Examples:
         # in ~/.bashrc

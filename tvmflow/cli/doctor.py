@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class DoctorOptions(StoreOptions):
     """Check this installation piece by piece.
 
-    Each piece is tried in a process that may crash. A piece is good (ok), not good (BAD), or not good
-    and needed by some recipes only (--). The exit code is 4 when a required piece is not good.
+    Each piece is tried in a process that may crash. A piece is good (ok), bad (BAD), or bad but needed
+    only by some recipes (--). The exit code is 4 when a required piece is bad.
 
     Examples:
         tvmflow doctor

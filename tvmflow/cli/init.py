@@ -226,7 +226,7 @@ def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[s
 class BuildOptions(Options):
     """Build a model without a recipe: import, compile, verify and deliver it.
 
-    The recipe is that of `tvmflow init`, which keeps it; without --minutes, nothing is tuned.
+    The recipe is the one that `tvmflow init` would write. Without --minutes, nothing is tuned.
 
     Examples:
         # for this machine

@@ -145,7 +145,7 @@ class ExplainOptions(StoreOptions):
     Examples:
         # the stage for one target
         tvmflow explain net.yaml tune/host
-        # for all targets; of `build`, also the schedule of each kernel
+        # for all targets; for `build`, also the schedule of each kernel
         tvmflow explain net.yaml build
         # all stages
         tvmflow explain net.yaml

@@ -93,7 +93,7 @@ class SignOptions(Options):
 class KeygenOptions(Options):
     """Create a key pair: to sign with, and to verify with.
 
-    The public key for verification is beside the private one.
+    The public key, for verification, is written beside the private key.
 
     Examples:
         # writes release.key and release.key.pub
@@ -270,8 +270,8 @@ class PushOptions(_RegistryOptions):
 class PullOptions(_RegistryOptions):
     """Fetch a delivery or a release from an OCI registry.
 
-    The folder is complete or not made; an interrupted pull goes on where it was. With keys to trust,
-    the exit code is 3 for what none of them signed.
+    The folder is complete or not created; an interrupted pull continues where it stopped. If there
+    are trusted keys, the exit code is 3 for a file that none of them signed.
 
     Examples:
         tvmflow pull oci://ghcr.io/ann/digits:1.2.0

@@ -109,7 +109,7 @@ class MergeOptions(_RecordsOptions):
 class PruneOptions(_RecordsOptions):
     """Show which trials would be removed, and with --yes remove them.
 
-    They may be measured again.
+    Removed trials may be measured again.
 
     Examples:
         # keep the ten fastest of every kernel

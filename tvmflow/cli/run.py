@@ -288,7 +288,7 @@ class LockCommandOptions(Options):
         tvmflow lock net.yaml
         # then, on any machine: the same bytes, or an error
         tvmflow run net.yaml --locked
-        # after an upgrade: the same schedules, all else current
+        # after an upgrade: keep the schedules, and update everything else
         tvmflow lock net.yaml --update
     """
 
@@ -308,7 +308,7 @@ class LockCommandOptions(Options):
 class DiffOptions(Options):
     """Show the changes from one lock file to another.
 
-    The exit code is 1 when anything did.
+    The exit code is 1 when anything changed.
 
     Examples:
         git show HEAD~1:net.lock.yaml > /tmp/before.yaml

@@ -53,9 +53,9 @@ _SHOWN_RUNS: Final = 20
 
 
 class RunsOptions(StoreOptions):
-    """List the last runs that did something, the last one first.
+    """List the last runs that did something, the newest first.
 
-    A run that was up to date leaves no record. `show run` shows all of one run.
+    A run that was up to date leaves no record. `show run` shows one run in full.
 
     Examples:
         tvmflow runs
@@ -72,9 +72,7 @@ class RunsOptions(StoreOptions):
 class LogsOptions(Options):
     """Show the log of a stage.
 
-    It is that of its last execution. Without a stage, the logs that there are are listed.
-
-    Of each stage there is one log: a later execution replaces it.
+    Each execution of a stage replaces its log. Without a stage, all logs are listed.
 
     Examples:
         tvmflow logs
@@ -96,8 +94,8 @@ class LogsOptions(Options):
 class TraceOptions(StoreOptions):
     """Write where the time of a run went, for Perfetto and other viewers.
 
-    The file has stages, trials, measurements, transfers and waits, on the tracks of the processes that did
-    them. https://ui.perfetto.dev and chrome://tracing show it; nothing is uploaded.
+    The file has stages, trials, measurements, transfers and waits, with a track for each process.
+    https://ui.perfetto.dev and chrome://tracing show it; nothing is uploaded.
 
     Examples:
         tvmflow trace
@@ -300,7 +298,7 @@ class ShowRunOptions(Options):
 class ShowKernelsOptions(StoreOptions):
     """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model.
 
-    The slowest comes first. `show kernel` shows all that is known of one, and its code.
+    The slowest kernel comes first. `show kernel` shows the details and the code of one kernel.
 
     Examples:
         tvmflow show kernels net.yaml
@@ -313,7 +311,7 @@ class ShowKernelsOptions(StoreOptions):
 
 
 class ShowKernelOptions(StoreOptions):
-    """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code.
+    """Show the details of one kernel: nodes of the model, schedule, time, roofline and code.
 
     Its code is made again from the stored results, as `build` made it.
 
