@@ -160,6 +160,7 @@ def test_models_that_cannot_be_exported(archives: Path, name: str, sentence: str
         ("running", ["cell.state", "cell.count"]),
         ("streaming", ["past", "window"]),
         ("cached", ["cache_0", "cache_1"]),
+        ("stored", ["lifted_tensor_0", "lifted_tensor_1"]),
     ],
 )
 def test_buffers_that_a_model_changes_are_states(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,23 @@ class Cached(nn.Module):
         return scores.softmax(-1) @ self.cache_1
 
 
+class Stored(nn.Module):
+    """A cache in an object of its own, whose keys are a buffer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = SimpleNamespace(keys=torch.zeros(1, 16, 8), total=torch.zeros(1, 8))
+        self.register_buffer("keys", self.cache.keys, persistent=False)
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return attention to all tokens so far, and their sum."""
+        self.cache.keys.index_copy_(1, position, x)
+        self.cache.total.add_(x[:, 0])
+        hidden = torch.arange(16) > position[:, None]
+        scores = (x @ self.keys.transpose(1, 2)).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ self.keys + self.cache.total
+
+
 class Large(nn.Module):
     """A state that begins with more than a library can hold in its code."""
 
@@ -275,6 +293,7 @@ def main() -> None:
         "running": (Running(), [(torch.randn(1, 4),) for _ in range(5)]),
         "streaming": (Streaming(), [(torch.randn(1, 3, 5),) for _ in range(5)]),
         "cached": (Cached(), [(torch.randn(1, 1, 8), torch.tensor([n])) for n in range(5)]),
+        "stored": (Stored(), [(torch.randn(1, 1, 8), torch.tensor([n])) for n in range(5)]),
     }
     for name, (model, steps) in streams.items():
         with torch.no_grad():

@@ -539,9 +539,16 @@ def _input(name: str, tensor: Mapping[str, Any], limits: Mapping[str, Limits]) -
 def _find_changed_buffers(
     nodes: Sequence[Mapping[str, Any]], signature: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return graph value -> buffer that operators write to, directly or through views."""
-    specs = [spec["buffer"] for spec in signature["input_specs"] if "buffer" in spec]
-    buffers = {str(spec["arg"]["name"]): str(spec["buffer_name"]) for spec in specs}
+    """Return graph value -> buffer that operators write to, directly or through views.
+
+    A tensor that is not a registered buffer, such as one of a cache object, is a constant of the archive.
+    """
+    buffers = {
+        str(spec[kind]["arg"]["name"]): str(spec[kind][f"{kind}_name"])
+        for spec in signature["input_specs"]
+        for kind in ("buffer", "tensor_constant")
+        if kind in spec
+    }
     # Functionalized graphs list the mutations in the signature.
     mutations = (spec.get("buffer_mutation") for spec in signature["output_specs"])
     changed = {str(spec["buffer_name"]) for spec in mutations if spec}

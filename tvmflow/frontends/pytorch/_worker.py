@@ -199,6 +199,7 @@ def _hold_buffers(
     )
     from torch.utils import _pytree as pytree
 
+    _hold_constants(program, buffers)
     with torch.no_grad():
         # Decomposition removes in-place operators.
         program = program.run_decompositions({})
@@ -236,6 +237,29 @@ def _hold_buffers(
     program.example_inputs = None
     program.graph_module.recompile()
     return program, contents
+
+
+def _hold_constants(program: Any, buffers: Sequence[str]) -> None:
+    """Turn constants that the model writes to into buffers.
+
+    `run_decompositions` expects only buffers to change.
+    """
+    from torch.export.graph_signature import InputKind
+
+    specs = [spec for spec in program.graph_signature.input_specs if spec.target is not None]
+    nodes = {node.name: node for node in program.graph.nodes}
+    for spec in specs:
+        if spec.kind != InputKind.CONSTANT_TENSOR or spec.target not in buffers:
+            continue
+        spec.kind, spec.persistent = InputKind.BUFFER, False
+        tensor = program.constants[spec.target]
+        for other in specs:
+            # a registered buffer may be the same tensor, which the graph then has under both names
+            for held in (program.constants, program.state_dict):
+                same = held.get(other.target) if other is not spec else None
+                if same is not None and same.is_set_to(tensor):
+                    nodes[other.arg.name].replace_all_uses_with(nodes[spec.arg.name])
+                    held[other.target] = tensor.clone()
 
 
 # ---------------------------------------------------------------- branches of piecewise operators

@@ -50,7 +50,7 @@ def call(operator: str, operand: str, *results: str) -> dict[str, Any]:
 
 
 def test_changed_buffers_are_the_last_inputs_and_outputs() -> None:
-    """Those that an operator writes to, also through views; a name that is taken gets a number."""
+    """Those that an operator writes to, also through views, and constants; a name that is taken gets a number."""
     nodes = [
         *(
             call("copy_", "b_x", "copy_"),
@@ -59,6 +59,7 @@ def test_changed_buffers_are_the_last_inputs_and_outputs() -> None:
         ),
         *(call("__ior__", "turned"), call("__or__", "b_kept"), call("clone", "b_kept", "copy")),
         *(call("add_", "copy", "sum"), call("mul_", "x", "product")),
+        call("index_copy_", "c_lifted", "index_copy_"),
     ]
     document = graph(nodes=nodes)
     module = document["graph_module"]
@@ -67,14 +68,22 @@ def test_changed_buffers_are_the_last_inputs_and_outputs() -> None:
         buffer = {"arg": {"name": f"b_{name}"}, "buffer_name": name, "persistent": True}
         module["signature"]["input_specs"].insert(0, {"buffer": buffer})
         module["graph"]["tensor_values"][f"b_{name}"] = tensor
+    constant = {"arg": {"name": "c_lifted"}, "tensor_constant_name": "cache.lifted"}
+    module["signature"]["input_specs"].insert(4, {"tensor_constant": constant})
+    module["graph"]["tensor_values"]["c_lifted"] = tensor
     written = {"arg": {"name": "sum"}, "buffer_name": "new"}
     module["signature"]["output_specs"].insert(0, {"buffer_mutation": written})
     write_archive(Path("net.pt2"), document)
     archive = read_archive(Path("net.pt2"))
-    assert [value.name for value in archive.inputs] == ["x", "new", "view", "x_2"]
-    assert archive.outputs == ("output", "new.next", "view.next", "x_2.next")
-    assert archive.output_types[1:] == (("float32", (1, 3)),) * 3
-    assert archive.buffers == {"new": "new", "view": "view", "x_2": "x"}
+    assert [value.name for value in archive.inputs] == [
+        *("x", "new", "view", "x_2", "cache.lifted")
+    ]
+    assert archive.outputs[1:] == ("new.next", "view.next", "x_2.next", "cache.lifted.next")
+    assert archive.output_types[1:] == (("float32", (1, 3)),) * 4
+    assert archive.buffers == {
+        **{"new": "new", "view": "view", "x_2": "x"},
+        "cache.lifted": "cache.lifted",
+    }
 
 
 PAIR = container("builtins.tuple", None, LEAF, LEAF)
