@@ -65,6 +65,26 @@ def _boxes(rows: int, *, seed: int, classes: int, centered: bool = False, batch:
     return rows_of_all.astype("float32")
 
 
+def _recurrent(mode: str, *, is_from_zeros: bool = False) -> Case:
+    """Return two bidirectional layers with states of 3 values, over 5 steps of 2 samples with 4 values.
+
+    Those from zeros are as Gluon exports them: with an open batch, and without their final states.
+    """
+    gates = {"gru": 3, "lstm": 4}.get(mode, 1)
+    count = sum(2 * gates * 3 * (width + 3 + 2) for width in (4, 6))
+    states = ["state", "state_cell"][: 1 + (mode == "lstm")]
+
+    def make(S: Any) -> Any:
+        operands = {name: S.var(name) for name in ("data", "parameters")}
+        operands |= {n: S.zeros((4, 0, 3)) if is_from_zeros else S.var(n) for n in states}
+        sizes = {"state_size": 3, "num_layers": 2, "bidirectional": True, "mode": mode}
+        layers = S.RNN(**operands, **sizes, p=0.5, state_outputs=not is_from_zeros, name="layers")
+        return layers if is_from_zeros else S.Group(list(layers))
+
+    shapes = {} if is_from_zeros else dict.fromkeys(states, (4, 2, 3))
+    return Case(make, {"data": (5, 2, 4), "parameters": (count,), **shapes})
+
+
 def _regions() -> Array:
     """Return regions (image, left, top, right, bottom) in images of 16 × 18, some beyond the border."""
     draw = np.random.RandomState(6)
@@ -527,6 +547,8 @@ CASES: dict[str, Case] = {
         lambda S, x, y: S.Group([S.slice_like(x, y), S.slice_like(x, y, axes=(1,))]),
         (4, 5), (2, 3),
     ),
+    **{f"rnn_{mode}": _recurrent(mode) for mode in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
+    "rnn_from_zeros": _recurrent("lstm", is_from_zeros=True),
     "split": _one(
         lambda S, x: S.SliceChannel(x, num_outputs=3, axis=1, name="parts"), 2, 6, 4
     ),

@@ -64,6 +64,7 @@ _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("Dropout", "LeakyReLU"), ("output", "mask")),
     "L2Normalization": ("output", "norm"),
     "LRN": ("output", "tmp_norm"),
+    "RNN": ("output", "state_output", "statecell_output"),
     "make_loss": ("loss",),
 }
 _NUMBERED: Final = frozenset(

@@ -718,6 +718,94 @@ def _convert_format(op: Op, rows: Value, first: int, width: int, out_format: str
     return op.add("Concat", *parts, axis=2) if len(parts) > 1 else boxes
 
 
+# ---------------------------------------------------------------- recurrent layers
+
+
+class _Cell(NamedTuple):
+    """The ONNX operator of a cell, and the position in MXNet of each of its gates in ONNX's order."""
+
+    operator: str
+    gates: tuple[int, ...]
+    attributes: Mapping[str, Any] = {}
+
+
+_CELLS: Final = {
+    "rnn_relu": _Cell("RNN", (0,), {"activations": ["Relu"]}),
+    "rnn_tanh": _Cell("RNN", (0,)),
+    "lstm": _Cell("LSTM", (0, 3, 1, 2)),
+    "gru": _Cell("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+}
+
+
+def _rnn(op: Op) -> list[Value]:
+    """`RNN`: stacked layers over data [steps, batch, features]; returns the results and the final states.
+
+    The parameters are one vector: the weights of each layer and direction for its data and its state, then both
+    biases of each.
+    """
+    op.expect_rank(3)
+    mode = op.choice("mode", "", tuple(_CELLS))
+    cell, has_cell_state = _CELLS[mode], mode == "lstm"
+    hidden, layers = op.integer("state_size"), op.integer("num_layers")
+    ways = 2 if op.flag("bidirectional", False) else 1
+    op.ignore("p", "state_outputs", "lstm_state_clip_nan")
+    for key in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):
+        op.require(key, "None", "such layers are not supported")
+    op.require("use_sequence_length", "False", "all sequences must have the length of the data")
+    rows = len(cell.gates) * hidden
+    widths = [op.size(2), *[ways * hidden] * (layers - 1)]
+    op.expect_shape(1, (sum(ways * rows * (width + hidden + 2) for width in widths),))
+    state_shape = (layers * ways, op.sizes()[1], hidden)
+    # Gluon leaves the batch of its zeros open, as 0
+    states = [
+        op.filled(0.0, state_shape, op.dtype())
+        if op.sizes(place)[1:2] == (0,)
+        else op.expect_shape(place, state_shape)
+        for place in range(2, 3 + has_cell_state)
+    ]
+    position = 0
+
+    def take(*shape: int) -> Value:
+        """Return the next parameters, with the gates in ONNX's order."""
+        nonlocal position
+        start, position = position, position + math.prod(shape)
+        value = op.graph.reshape(op.graph.cut(op[1], {0: slice(start, position)}), shape)
+        parts = op.graph.split(value, 0, [hidden] * len(cell.gates))
+        return op.add("Concat", *(parts[gate] for gate in cell.gates), axis=0)
+
+    def stack(parts: Sequence[Value]) -> Value:
+        return op.add(
+            "Concat", *(op.graph.reshape(part, (1, *part.shape)) for part in parts), axis=0
+        )
+
+    weights = [[(take(rows, width), take(rows, hidden)) for _ in range(ways)] for width in widths]
+    biases = [
+        [op.add("Concat", take(rows), take(rows), axis=0) for _ in range(ways)] for _ in widths
+    ]
+    data, finals = op[0], list[list[Value]]()
+    for layer, (pairs, bias) in enumerate(zip(weights, biases, strict=True)):
+        begin = [
+            op.graph.cut(state, {0: slice(layer * ways, (layer + 1) * ways)}) for state in states
+        ]
+        result, *final = op.graph.add_several(
+            cell.operator,
+            2 + has_cell_state,
+            *(data, *map(stack, zip(*pairs, strict=True)), stack(bias), NOTHING, *begin),
+            hidden_size=hidden,
+            direction="bidirectional" if ways == 2 else "forward",
+            **{
+                key: value * ways if isinstance(value, list) else value
+                for key, value in cell.attributes.items()
+            },
+        )
+        finals.append(final)
+        steps, _, batch, _ = result.shape
+        data = op.graph.reshape(
+            op.graph.transpose(result, [0, 2, 1, 3]), (steps, batch, ways * hidden)
+        )
+    return [data, *(op.add("Concat", *parts, axis=0) for parts in zip(*finals, strict=True))]
+
+
 CONVERTERS: Final[dict[str, Converter]] = {
     "Convolution": _convolution,
     "Convolution_v1": _convolution,
@@ -732,6 +820,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "L2Normalization": _l2_normalization,
     "LRN": _lrn,
     "LayerNorm": _layer_norm,
+    "RNN": _rnn,
     "_contrib_BatchNormWithReLU": lambda op: op.add("Relu", _batch_norm(op)),
     "_contrib_SyncBatchNorm": _batch_norm,
     "BilinearSampler": lambda op: _sample(op, op.graph.transpose(op[1], [0, 2, 3, 1])),
