@@ -137,8 +137,8 @@ def var(name: str) -> dict[str, Any]:
     return {"op": "null", "name": name}
 
 
-def node(op: str, name: str, inputs: list[int], **attrs: str) -> dict[str, Any]:
-    """A node of a symbol; its inputs are the first outputs of other nodes."""
+def node(op: str, name: str, inputs: Sequence[int | Sequence[int]], **attrs: str) -> dict[str, Any]:
+    """A node of a symbol; its inputs are other nodes, for their first outputs, or entries of a symbol."""
     return {"op": op, "name": name, "inputs": inputs, "attrs": attrs}
 
 

@@ -105,6 +105,7 @@ class ModelFacts(NamedTuple):
         data_files: Names of other files with weights.
         weights: Names of weights, if the file has only weights.
         unsupported: Why the model cannot be imported, or an empty string.
+        states: Inputs that are states by the model's structure, and the outputs that replace them.
     """
 
     inputs: tuple[ModelInput, ...] = ()
@@ -112,6 +113,7 @@ class ModelFacts(NamedTuple):
     weights: tuple[str, ...] = ()
     unsupported: str = ""
     outputs: tuple[ModelOutput, ...] = ()
+    states: Mapping[str, str] = MappingProxyType({})
 
 
 def unsupported_dtype(name: str) -> str:

@@ -66,14 +66,17 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
 class Model(NamedTuple):
-    """A model for a recipe: `source` has the fields below `model`, `size` the bytes of its local files."""
+    """A model for a recipe: `source` has the fields below `model`, `size` the bytes of its local files.
+
+    `states` are the inputs that look like states, as `state` in a recipe has them.
+    """
 
     name: str
     kind: str
     source: Mapping[str, Json]
     inputs: tuple[ModelInput, ...]
     size: int
-    outputs: tuple[str, ...] = ()
+    states: Mapping[str, str] = MappingProxyType({})
 
 
 class Choices(NamedTuple):
@@ -133,11 +136,11 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         files = _list_files(model, kind, {**fields, **pins}, sources)
     paths = {file.role: Path(file.path) for file in files}
     try:
-        outputs = FRONTENDS[kind].read_facts(paths).outputs
+        facts = FRONTENDS[kind].read_facts(paths)
         inputs = FRONTENDS[kind].list_dynamic_inputs(paths)
     except ImportFailed as error:
         raise UsageError(error.message, fix=error.fix) from error
-    if problems := list(find_output_problems([output.name for output in outputs])):
+    if problems := list(find_output_problems([output.name for output in facts.outputs])):
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
     return Model(
         name=name_of(model),
@@ -145,7 +148,8 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         source={**_describe_source(kind, model, folder), **pins},
         inputs=tuple(inputs),
         size=sum(path.stat().st_size for path in paths.values()),
-        outputs=tuple(output.name for output in outputs),
+        states=facts.states
+        or suggest_states(*([v.name for v in values] for values in (inputs, facts.outputs))),
     )
 
 
@@ -277,11 +281,10 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
 
 
 def _describe_states(model: Model) -> list[str]:
-    """Return comments that suggest `state` if names of inputs and outputs look like states."""
-    states = suggest_states([value.name for value in model.inputs], model.outputs)
-    if not states:
+    """Return comments that suggest `state` if some inputs look like states."""
+    if not model.states:
         return []
-    lines = write_yaml({"state": states}).splitlines()
+    lines = write_yaml({"state": dict(model.states)}).splitlines()
     return [
         "# The library can hold these from call to call, in sizes that are fixed but for a length with `min: 0`:",
         *(f"# {line}" for line in lines),

@@ -39,7 +39,13 @@ from tvmflow.frontends.frontend import (
     SeveralFiles,
     pinned_by_name,
 )
-from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_shape, read_symbol
+from tvmflow.frontends.mxnet._checkpoint import (
+    find_states,
+    not_a_symbol,
+    read_names,
+    read_shape,
+    read_symbol,
+)
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
@@ -118,6 +124,7 @@ def read_variables(path: Path) -> ModelFacts:
         outputs=tuple(
             map(ModelOutput, dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads))
         ),
+        states=find_states(symbol),
     )
 
 

@@ -15,6 +15,7 @@ from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.custom_operators.definition import Node as CustomNode
 from tvmflow.custom_operators.definition import Operator, Tensor
+from tvmflow.frontends.base import number_repeated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,21 @@ _MAX_RANK: Final = 32
 _MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
+# MXNet's names of the outputs of operators with several; others have `output0`, `output1`, …
+_WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
+_OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_WITH_VARIANCE, ("output", "mean", "var")),
+    **dict.fromkeys(("GroupNorm", "LayerNorm"), ("output", "mean", "std")),
+    **dict.fromkeys(("Dropout", "LeakyReLU"), ("output", "mask")),
+    "L2Normalization": ("output", "norm"),
+    "LRN": ("output", "tmp_norm"),
+    "RNN": ("output", "state_output", "statecell_output"),
+    "make_loss": ("loss",),
+}
+_NUMBERED: Final = frozenset(
+    "SliceChannel _contrib_box_nms _split_v2 amp_multicast sort split".split()
+)
+"""Operators with numbered outputs in MXNet; hidden outputs count."""
 
 
 class Node(NamedTuple):
@@ -190,6 +206,36 @@ def count_outputs(symbol: Symbol, index: int) -> int:
 def custom_attributes(node: Node) -> dict[str, Any]:
     """Return the arguments of a `Custom`, which MXNet stores as strings."""
     return {k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")}
+
+
+def output_names(symbol: Symbol) -> list[str]:
+    """Return the names of MXNet's `Symbol.list_outputs`; repeated names are numbered."""
+    names = (output_name(symbol.nodes[index], output) for index, output in symbol.heads)
+    return list(number_repeated(names))
+
+
+def output_name(node: Node, output: int) -> str:
+    """Return the name of MXNet for an output of a node."""
+    if node.op == "null":
+        return node.name
+    names = _OUTPUT_NAMES.get(node.op, ())
+    if output < len(names):
+        return f"{node.name}_{names[output]}"
+    has_values = node.op == "topk" and node.attrs.get("ret_typ") in ("both", "value")
+    number = output if has_values or node.op in _NUMBERED else ""
+    return f"{node.name}_output{number}"
+
+
+def find_states(symbol: Symbol) -> dict[str, str]:
+    """Return the variables that `RNN` begins with, each with the output that is its final state."""
+    names = dict(zip(symbol.heads, output_names(symbol), strict=True))
+    return {
+        symbol.nodes[source].name: names[index, output]
+        for index, node in enumerate(symbol.nodes)
+        if node.op == "RNN"
+        for output, (source, _) in enumerate(node.inputs[2:4], 1)
+        if symbol.nodes[source].op == "null" and (index, output) in names
+    }
 
 
 def describe_node(

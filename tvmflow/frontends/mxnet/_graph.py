@@ -14,7 +14,7 @@ from tvmflow.core.version import page_url
 from tvmflow.custom_operators.loading import Operators
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure
 from tvmflow.frontends._onnx_graph import Graph, Value, import_graph
-from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel, number_repeated
+from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.frontend import ImportCall
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import (
@@ -27,6 +27,8 @@ from tvmflow.frontends.mxnet._checkpoint import (
     custom_attributes,
     find_operator,
     label,
+    output_name,
+    output_names,
 )
 from tvmflow.frontends.mxnet._op import Converter, Op
 from tvmflow.frontends.onnx.custom_nodes import CustomNodes
@@ -56,21 +58,6 @@ _OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in 
        from tvmflow.custom_operators import operator
        @operator(OP_TYPE, domain="mxnet")
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
-# MXNet's names of the outputs of operators with several; others have `output0`, `output1`, …
-_WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
-_OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(_WITH_VARIANCE, ("output", "mean", "var")),
-    **dict.fromkeys(("GroupNorm", "LayerNorm"), ("output", "mean", "std")),
-    **dict.fromkeys(("Dropout", "LeakyReLU"), ("output", "mask")),
-    "L2Normalization": ("output", "norm"),
-    "LRN": ("output", "tmp_norm"),
-    "RNN": ("output", "state_output", "statecell_output"),
-    "make_loss": ("loss",),
-}
-_NUMBERED: Final = frozenset(
-    "SliceChannel _contrib_box_nms _split_v2 amp_multicast sort split".split()
-)
-"""Operators with numbered outputs in MXNet; hidden outputs count."""
 
 
 def build(
@@ -92,7 +79,7 @@ def build(
         if node.op == "null" and node.name not in variables:
             array, place = params[node.name]
             variables[node.name] = graph.constant(array, name=node.name)._replace(place=place)
-    names = list(_output_names(symbol))
+    names = list(output_names(symbol))
     custom = CustomNodes(operators)
     results = _Conversion(symbol, operators, graph, custom).convert(live, variables)
     # In ONNX, an output cannot have the name of an input.
@@ -158,7 +145,7 @@ class _Conversion(NamedTuple):
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     """Add inner tensors, given by their names in MXNet's `get_internals`, to a symbol's outputs."""
-    outputs = set(_output_names(symbol))
+    outputs = set(output_names(symbol))
     added = [name for name in tensors if name not in outputs]
     if not added:
         return symbol
@@ -179,7 +166,7 @@ def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
     """Return name -> (node, output) of each inner tensor that a node reads, where a model can be split."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return {
-        _output_name(symbol.nodes[index], output): (index, output)
+        output_name(symbol.nodes[index], output): (index, output)
         for index, output in read
         if symbol.nodes[index].op != "null"
     }
@@ -187,30 +174,13 @@ def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
 
 def list_tensors(symbol: Symbol) -> dict[str, str]:
     """Return inner tensor -> node name, in the order of inference."""
-    live, outputs = set(_live_nodes(symbol)), set(_output_names(symbol))
+    live, outputs = set(_live_nodes(symbol)), set(output_names(symbol))
     entries = sorted((entry, name) for name, entry in _find_internals(symbol).items())
     return {
         name: symbol.nodes[index].name
         for (index, _), name in entries
         if index in live and name not in outputs
     }
-
-
-def _output_names(symbol: Symbol) -> list[str]:
-    """Return the names of MXNet's `Symbol.list_outputs`; repeated names are numbered."""
-    names = (_output_name(symbol.nodes[index], output) for index, output in symbol.heads)
-    return list(number_repeated(names))
-
-
-def _output_name(node: Node, output: int) -> str:
-    if node.op == "null":
-        return node.name
-    names = _OUTPUT_NAMES.get(node.op, ())
-    if output < len(names):
-        return f"{node.name}_{names[output]}"
-    has_values = node.op == "topk" and node.attrs.get("ret_typ") in ("both", "value")
-    number = output if has_values or node.op in _NUMBERED else ""
-    return f"{node.name}_output{number}"
 
 
 def _reads(node: Node, position: int) -> bool:

@@ -112,3 +112,19 @@ def test_a_new_recipe_knows_the_batch_that_a_symbol_leaves_open(tmp_path: Path) 
     files = write_checkpoint(tmp_path, nodes, [[1, 0, 0]], {})
     assert frontend.list_dynamic_inputs(files) == [ModelInput("data", dims=("", 4))]
     assert frontend.read_facts(files).inputs == (ModelInput("data", is_required=False),)
+
+
+def test_a_new_recipe_suggests_the_states_of_recurrent_layers(tmp_path: Path) -> None:
+    """Those that `RNN` begins with and returns; an inner tensor and a length of sequences are none."""
+    names = ("x", "parameters", "begin", "cell", "lengths")
+    nodes = [
+        *(var(name) for name in names),
+        node("RNN", "lstm", [0, 1, 2, 3], mode="lstm", state_outputs="True"),
+        node("RNN", "gru", [[5, 0, 0], 1, [5, 1, 0], 4], mode="gru", state_outputs="True"),
+    ]
+    heads = [[6, 0, 0], [6, 1, 0], [5, 2, 0], [5, 1, 0]]
+    files = write_checkpoint(tmp_path, nodes, heads, {})
+    assert frontend.read_facts(files).states == {
+        "begin": "lstm_state_output",
+        "cell": "lstm_statecell_output",
+    }
