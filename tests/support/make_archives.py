@@ -155,7 +155,7 @@ class Streaming(nn.Module):
 
 
 class Cached(nn.Module):
-    """Attention over a cache of a fixed size, of which each call writes the tokens at its positions."""
+    """Attention over a cache of a fixed size, of which each call writes the token at its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,10 @@ class Cached(nn.Module):
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return attention to all tokens so far."""
         self.cache_0.index_copy_(1, position, self.keys(x))
-        self.cache_1.index_copy_(1, position, self.values(x))
+        start = position.item()
+        torch._check(start >= 0)
+        torch._check(start < 16)
+        self.cache_1[:, start : start + 1] = self.values(x)
         hidden = torch.arange(16) > position[:, None]
         scores = (x @ self.cache_0.transpose(1, 2)).masked_fill(hidden, -torch.inf)
         return scores.softmax(-1) @ self.cache_1

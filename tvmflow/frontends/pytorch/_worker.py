@@ -490,6 +490,7 @@ def _decompose(torch: Any, program: Any) -> Any:
         aten.masked_scatter.default: bound(_masked_scatter, torch),
         aten.pad.default: bound(_pad, torch),
         aten.div.Tensor_mode: bound(_divide, torch),
+        aten.slice_scatter.default: bound(_slice_scatter, torch),
     }
     narrow = {torch.float16, torch.bfloat16}
     values = [node.meta.get("val") for node in program.graph.nodes]
@@ -563,6 +564,21 @@ def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> 
     if rounding_mode == "trunc":
         x = x - torch.fmod(x, y)
     return torch.floor_divide(x, y)
+
+
+def _slice_scatter(
+    torch: Any, x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    """Replace a slice whose start depends on values.
+
+    The exporter gives the slice a dynamic size although its source has a fixed one.
+    """
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    count = src.size(dim)
+    if not isinstance(count, int) or step != 1 or not free_unbacked_symbols(start):
+        return NotImplemented
+    return torch.index_copy(x, dim, torch.arange(count) + start, src)
 
 
 def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
