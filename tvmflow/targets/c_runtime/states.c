@@ -214,7 +214,11 @@ int64_t TF(length)(const tf_context *context) { return context ? context->length
 int TF(truncate)(tf_context *context, int64_t length) {
   if (!context) return TF_STATUS(NULL_ARGUMENT);
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+#ifdef TF_STATE_DIMENSION
   int status = length < 0 || length > context->length ? TF_STATUS(WRONG_LENGTH) : TF_STATUS(OK);
+#else
+  int status = TF_STATUS(NOT_TRUNCATED); /* a length of 0 would leave the states as they are */
+#endif
   for (size_t i = 0; i < TF_STATES; ++i)
     if (tf_states[i].axis < 0 && length != context->length) status = TF_STATUS(NOT_TRUNCATED);
   for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK) && length < context->length; ++i) {
