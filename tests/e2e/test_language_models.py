@@ -134,3 +134,58 @@ def test_a_browser_generates_the_tokens_of_pytorch(trained: Trained) -> None:
     )
     found = run_script(made / "manual-c-library", SCRIPT % (trained.prompt, COUNT))
     assert found == trained.expected
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the models that `tests.support.make_language_models` writes."""
+    folder = tmp_path_factory.mktemp("models")
+    command = [sys.executable, "-m", "tests.support.make_language_models", str(folder)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+FIXED = """\
+recipe: 1
+name: net
+model: {%s}
+inputs:
+  input_ids: {shape: [1, 1], range: [0, 96]}
+%s
+targets: [host]
+tune: {trials: 0}
+outputs: [bundle]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "fields"),
+    [
+        ("mamba", "onnx: mamba.onnx", "state: {past_*: present_*}"),
+        ("mamba", "pytorch: mamba.pt2", ""),
+        ("static", "pytorch: static.pt2", "  position: {shape: [1], range: [0, 63]}"),
+    ],
+)
+def test_models_whose_states_do_not_grow(
+    project: Project, made: Path, name: str, model: str, fields: str
+) -> None:
+    """A selective state space and a static cache generate the tokens of PyTorch, also after a reset."""
+    for path in made.iterdir():
+        shutil.copy(path, project.folder)
+    (project.folder / "tiny.yaml").write_text(FIXED % (model, fields))
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    prompt, expected = json.loads((made / "tokens.json").read_text())[name]
+    assert len(set(expected)) > 8
+    session = tvmflow.load(project.folder / "dist/net/host/net.tvmflow").session()
+    start = 0 if name == "static" else None
+    for _ in range(2):
+        tokens = session.generate(prompt, max_tokens=len(expected), position=start)
+        assert [*tokens] == expected
+        for length in (0, 3):
+            with pytest.raises(tvmflow.TvmflowError, match="cannot be truncated: reset it"):
+                session.truncate(length)
+        session.reset()
+    if name == "static":
+        with pytest.raises(tvmflow.TvmflowError, match="position of the first token is needed"):
+            session.generate(prompt)

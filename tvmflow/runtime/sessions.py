@@ -132,6 +132,7 @@ class Session:
         *,
         max_tokens: int | None = None,
         stop: Sequence[int] = (),
+        position: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -147,6 +148,8 @@ class Session:
             tokens: The tokens of the prompt, at least one.
             max_tokens: The most tokens to generate; None for as many as the states can hold.
             stop: Tokens that end the generation; the stop token is yielded, too.
+            position: The position of the first token, for a model with positions or masks of which no state grows.
+                Otherwise it is `length`.
             temperature: The divisor of logits; 0 chooses the token of the largest logit.
             top_k: Sample only from this many tokens with the largest logits, at most 1024; 0 for all tokens.
             top_p: Sample only from the most probable tokens whose probabilities together reach this value.
@@ -157,7 +160,7 @@ class Session:
             BundleError: The model is not a language model with a KV cache or a recurrent state, or an argument is wrong.
         """
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-        generation = _Generation(self, self._context, sampling)
+        generation = _Generation(self, self._context, sampling, position)
         if seed is not None:
             self._context.seed(seed)
         return generation.run(tokens, max_tokens, frozenset(stop))
@@ -216,7 +219,9 @@ class _Generation:
         BundleError: The model has other inputs, or its logits are not found.
     """
 
-    def __init__(self, session: Session, context: StepContext, sampling: Sampling) -> None:
+    def __init__(
+        self, session: Session, context: StepContext, sampling: Sampling, position: int | None
+    ) -> None:
         import numpy as np
 
         self._session, self._context, self._sampling = session, context, sampling
@@ -248,6 +253,13 @@ class _Generation:
             )
         self._logits, self._vocabulary = named[0].name, named[0].shape[-1]
         self._step_tokens = self._find_step_tokens()
+        grows = session.length_dimension is not None
+        if self._makers and grows == (position is not None):
+            raise BundleError(
+                "the position of the first token is needed if no state grows with the tokens, and only then",
+                fix="leave `position` out" if grows else "after a reset, give `position=0`",
+            )
+        self._position = position or 0
 
     def _find_step_tokens(self) -> int:
         """Return the most tokens that a step takes."""
@@ -290,11 +302,14 @@ class _Generation:
         """Run a step with some tokens, and return the logits after the last token."""
         import numpy as np
 
-        length = self._session.length
+        session = self._session
+        length = session.length if session.length_dimension else self._position
         feed = {self._tokens.name: _fit(np.array(tokens), self._tokens)}
         for name, (spec, make) in self._makers.items():
             feed[name] = _fit(make(length, len(tokens)), spec)
-        return np.array(self._session.run(feed)[self._logits].reshape(-1, self._vocabulary)[-1])
+        logits = session.run(feed)[self._logits].reshape(-1, self._vocabulary)[-1]
+        self._position += len(tokens)
+        return np.array(logits)
 
 
 def _fit(values: Array, spec: TensorSpec) -> Array:
