@@ -360,7 +360,7 @@ _IN_PLACE: Final = re.compile(r"\w*[^_]_|__i\w+__")
 # Operators with results that can share memory with their first operand.
 _VIEWS: Final = frozenset(
     "alias as_strided chunk contiguous detach diagonal expand expand_as flatten movedim narrow permute reshape select "
-    "slice split split_with_sizes squeeze swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view "
+    "slice split split_with_sizes squeeze swapaxes t tensor_split to transpose unbind unflatten unfold unsqueeze view "
     "view_as".split()
 )
 # Exceptions of zipfile and json for damaged files.

@@ -55,7 +55,7 @@ def test_changed_buffers_are_the_last_inputs_and_outputs() -> None:
         *(
             call("copy_", "b_x", "copy_"),
             call("slice", "b_view", "part"),
-            call("t", "part", "turned"),
+            call("to", "part", "turned"),
         ),
         *(call("__ior__", "turned"), call("__or__", "b_kept"), call("clone", "b_kept", "copy")),
         *(call("add_", "copy", "sum"), call("mul_", "x", "product")),
