@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.types import Json, Precision
 
-LOWERING_VERSION: Final = 42
+LOWERING_VERSION: Final = 43
 """Raise it when a change of the lowering pipeline or of a pass produces different kernels."""
 
 SCHEDULES_VERSION: Final = 32

@@ -1,4 +1,4 @@
-"""Finds the tensor behind reshapes, transposes, slices and broadcasts, and its strides."""
+"""Finds the tensor behind reshapes, transposes, slices, broadcasts and casts, and its strides."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ class MatrixView(NamedTuple):
 
 
 def find_view(
-    flow: ir.DataFlow, expr: Any, batch: Sequence[IrSize], *, with_factors: bool = False
+    flow: ir.DataFlow,
+    expr: Any,
+    batch: Sequence[IrSize],
+    *,
+    with_factors: bool = False,
+    with_float16: bool = False,
 ) -> MatrixView | None:
     """Return a view of the earliest tensor in the chain of producers that can be read in its place.
 
     The expression has rank 2 or more; its outer axes are broadcast to `batch`. With `with_factors`, multiplications
-    and divisions by scalars become factors of the view.
+    and divisions by scalars become factors of the view. With `with_float16`, the view may be of a float16 tensor that the
+    expression casts to float32.
     """
     found: list[tuple[Any, list[Any], tuple[Any, ...]]] = [(expr, [], ())]
-    while (step := _find_source(flow, found[-1][0], with_factors)) is not None:
+    while (step := _find_source(flow, found[-1][0], with_factors, with_float16)) is not None:
         source, call, factor = step
         _, calls, factors = found[-1]
         calls = calls if call is None else [*calls, call]
@@ -118,7 +124,7 @@ def _cut(
     return view.cut(axis, int(positions[0]), step, len(positions))
 
 
-def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
+def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool, with_float16: bool) -> Any:
     """Return the tensor an expression reads, its call or None, its factor or None; None at the end."""
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
@@ -129,6 +135,8 @@ def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
     name = ir.operator_name(value)
     if name in _VIEWS:
         return value.args[0], value, None
+    if with_float16 and name == "relax.astype" and ir.is_float32(value):
+        return (value.args[0], None, None) if ir.dtype_of(value.args[0]) == "float16" else None
     if with_factors and name in ("relax.multiply", "relax.divide"):
         data, factor = value.args
         if name == "relax.multiply" and is_scalar(data):

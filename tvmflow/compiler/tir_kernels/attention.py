@@ -121,9 +121,14 @@ class _Emitter:
         self._attention = attention
 
     def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
-        """Return a function (row, column) that loads an element of a matrix of an operand."""
-        buffer, matrices = self._inputs[position], self._attention.operands[position].matrices
-        return lambda row, column: buffer[matrices.offset_of(matrix, row, column)]
+        """Return a function (row, column) that loads an element of a matrix of an operand as float32."""
+        buffer, operand = self._inputs[position], self._attention.operands[position]
+
+        def load(row: Any, column: Any) -> Any:
+            value = buffer[operand.matrices.offset_of(matrix, row, column)]
+            return tirx.Cast(FLOAT, value) if operand.dtype == "float16" else value
+
+        return load
 
     def _load_scalar(self, position: int) -> Any:
         return self._load(position, 0)(0, 0)

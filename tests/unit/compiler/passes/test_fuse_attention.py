@@ -263,3 +263,30 @@ def test_rows_of_scores_are_in_different_sets_of_the_cache(tmp_path: Path) -> No
     allocations = (tirx.AllocBuffer, lambda made: sizes.append(math.prod(made.buffer.shape)))
     tvm_ffi.structural_walk(kernel, allocations)
     assert any(size % 1040 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("queries", [1, 29])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_keys_and_values_of_float16_are_cast_as_they_are_read(
+    mcpu: str, queries: int, tmp_path: Path
+) -> None:
+    """With few queries, and with packed keys and values; no kernel casts them before."""
+    shapes = {"q": (2, queries, 16), "k": (2, 61, 16), "v": (2, 61, 32)}
+    nodes = [
+        *(helper.make_node("Cast", [name], [f"{name}_wide"], to=1) for name in "kv"),
+        helper.make_node("Transpose", ["k_wide"], ["columns"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "columns"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "v_wide"], ["result"]),
+    ]
+    dtypes = {"q": "float32", "k": "float16", "v": "float16"}
+    feed = {name: draw(*shape).astype(dtypes[name]) for name, shape in shapes.items()}
+    inputs = [value(name, shape, dtypes[name]) for name, shape in shapes.items()]
+    loaded = load(model(nodes, inputs, [value("result", None)]), tmp_path, feed)
+    lowered = lowering.lower(loaded.mod, make_target(level(mcpu)), FAST).mod
+    assert ir.list_kernels(lowered) == ["attention"]
+    (actual,) = outputs(loaded, feed, level(mcpu))
+    q, k, v = (feed[name].astype(np.float64) for name in shapes)
+    exponentials = np.exp(q @ k.transpose(0, 2, 1))
+    expected = exponentials / exponentials.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
