@@ -141,6 +141,7 @@ stages: [import, extract_tasks, tune, pick_best, build, export]
 _REMARKS: Final[Mapping[str, str]] = {
     "dimensions": "Each entry has the name of a dimension, and these fields:",
     "inputs": "Each entry has the name of an input, and these fields:",
+    "state": "Each entry has the name of an input, and these fields:",
     "variants": "Each entry has the name of a variant, and these fields:",
     "targets": "See [targets.md](targets.md). Presets:",
     "targets.parts": "A part has the fields of a target, except `levels`, `outputs`, `verify` and `parts`, and this field:",
@@ -353,7 +354,8 @@ def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
         return f"list of: {_type(field['items'], sections)}" if "items" in field else "nested lists"
     inside = field.get("additionalProperties")
     if isinstance(inside, dict):
-        return f"{_kind(inside, sections)} by name"
+        entry = _type(inside, sections)
+        return f"{entry} by name"
     return f"{_PLAIN_TYPES[field['type']]}{_limits(field)}"
 
 

@@ -106,6 +106,53 @@ def test_forks_that_share_memory_do_not_disturb_each_other(folder: Path) -> None
     np.testing.assert_array_equal(fourth.run(feed(4, 16, 8))["y"], replay(1, 2, 4, 7, 8))
 
 
+STEPS = 200
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_float16_cache_follows_a_float32_cache(project: Project, tmp_path: Path) -> None:
+    """Over 200 steps; C and Python give the same bits, and a saved state has half of the bytes."""
+    weights = caches.write_cached_attention(project.folder / "cached.onnx")
+    state = STATE.replace("present_*", "{output: present_*, dtype: float16}")
+    recipe = caches.RECIPE.replace("targets:", state).replace("max: 40", f"max: {STEPS}")
+    (project.folder / "tiny.yaml").write_text(recipe)
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    dist = project.folder / "dist/cached/host"
+    verdict = json.loads((dist / "verify.json").read_text())
+    assert verdict["states"]["passed"]
+    assert verdict["tolerance"]["for"] == "float16"
+    assert verdict["swept"]["failed"] == []
+
+    session = tvmflow.load(dist / "cached.tvmflow").session()
+    past = tuple(np.zeros((2, 1, caches.HEADS, 0, caches.DEPTH), np.float32))
+    inputs, outputs = [], []
+    for seed in range(STEPS):
+        given = feed(1, seed, seed)
+        expected, *present = caches.attend(weights, given["x"], given["mask"], past)
+        past = (present[0], present[1])
+        inputs.append(given["x"])
+        outputs.append(session.run(given)["y"])
+        # ten roundings of the largest value
+        np.testing.assert_allclose(outputs[-1], expected, 1e-2, 10 / 2**11 * abs(expected).max())
+    for array, wanted in zip(session.states.values(), past, strict=True):
+        assert array.dtype == np.float16
+        np.testing.assert_allclose(array, wanted, 2.0**-11 + 1e-5, 1e-6)
+
+    library = dist / "cached-c-library"
+    command = ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{library}"]
+    command += [str(ROOT / "tests/support/c_programs/steps.c"), str(library / "libcached.a")]
+    program = tmp_path / "steps"
+    subprocess.run([*command, "-lm", "-lpthread", "-o", str(program)], check=True)
+    given_bytes = b"".join(array.tobytes() for array in inputs)
+    ran = subprocess.run([program], input=given_bytes, capture_output=True, check=True)
+    made = b"".join(array.tobytes() for array in outputs)
+    assert ran.stdout[: len(made)] == made
+    assert int(ran.stdout[len(made) :]) == len(session.save())
+    head = len(tvmflow.load(dist / "cached.tvmflow").session().save())
+    assert len(session.save()) - head == STEPS * 2 * caches.WIDTH * 2
+
+
 def pattern(seq: int, length: int) -> dict[str, Array]:
     x = (np.arange(seq * caches.WIDTH) % 13 / 16 - 0.5).astype(np.float32)
     return {**feed(seq, length), "x": x.reshape(1, seq, -1)}

@@ -16,9 +16,9 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.states import pair_states
+from tvmflow.frontends.states import list_growing, pair_states, store_states
 from tvmflow.graph.dynamic_shapes import with_dimensions
-from tvmflow.graph.states import GrowingState, with_states
+from tvmflow.graph.states import with_states
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.runtime.module import Module
 from tvmflow.targets import c_runtime
@@ -57,8 +57,8 @@ class StateLibrary(NamedTuple):
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
 
 
-def write_library(folder: Path) -> StateLibrary:
-    """Compile the kernels for this machine, and write the rest in C."""
+def write_library(folder: Path, dtype: str = "") -> StateLibrary:
+    """Compile the kernels for this machine, with states of a dtype, by default the model's; write the rest in C."""
     path = folder / "cached.onnx"
     caches.write_cached_attention(path)
     specs = tuple(
@@ -66,11 +66,11 @@ def write_library(folder: Path) -> StateLibrary:
         for name, sizes in _INPUTS.items()
     )
     loaded = FRONTENDS["onnx"].load({"model": path}, specs, dimensions=DIMENSIONS)
-    states = pair_states({"past_*": "present_*"}, loaded.inputs, loaded.outputs, DIMENSIONS)
-    names = [[spec.name for spec in specs] for specs in (loaded.inputs, loaded.outputs)]
-    growing = [
-        GrowingState(names[0].index(s.input), names[1].index(s.output), s.axis or 0) for s in states
-    ]
+    states = pair_states(
+        {"past_*": "present_*"}, loaded.inputs, loaded.outputs, DIMENSIONS, {"past_*": dtype}
+    )
+    loaded = store_states(loaded, states)
+    growing = list_growing(states, loaded.inputs, loaded.outputs)
     main = with_dimensions(with_states(loaded.mod["main"], growing), DIMENSIONS)
     loaded.mod.update_func(loaded.mod.get_global_var("main"), main)
     signature: dict[str, Any] = {

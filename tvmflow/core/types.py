@@ -100,13 +100,15 @@ class State(NamedTuple):
     """A tensor that is kept between calls: an output that is an input of the next call.
 
     With `axis`, each call appends the output along that axis; with None, the output replaces the input. `initial` is
-    the first content in base64, in C order; empty means zeros.
+    the first content in base64, in C order; empty means zeros. `stored_as` is the dtype in which the library
+    stores a float32 state of the model; empty means the model's.
     """
 
     input: str
     output: str
     axis: int | None = None
     initial: str = ""
+    stored_as: str = ""
 
     @classmethod
     def list_of(cls, signature: Mapping[str, Json]) -> "tuple[State, ...]":

@@ -118,7 +118,9 @@ class ReferenceProcess:
                 raise StageError(
                     f"input {spec.name!r} has shape {value.shape}, but the model needs {needed}"
                 )
-            checked[spec.name] = value
+            # a library may store a state of float32 as float16
+            is_promoted = value.dtype == np.float16 and spec.dtype == "float32"
+            checked[spec.name] = value.astype(spec.dtype) if is_promoted else value
         return checked
 
     def _exit_text(self) -> str:

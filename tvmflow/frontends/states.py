@@ -5,13 +5,21 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tvmflow.core.dimensions import is_name
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, State, TensorSpec
+
+if TYPE_CHECKING:
+    from tvmflow.frontends.base import LoadedModel
+    from tvmflow.graph.states import GrowingState
+
+COMPUTED: Final = "float32"
+"""The dtype of states in a model that a library may store in another one."""
 
 ANY = "*"
 """Placeholder for the common text in the names of an input and its output."""
@@ -27,10 +35,12 @@ def pair_states(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     dimensions: Sequence[Dimension],
+    dtypes: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[State, ...]:
     """Return the states of a model, in the order of its inputs.
 
-    A pattern maps the name of an input to the name of an output; `*` stands for the same text in both.
+    A pattern maps the name of an input to the name of an output; `*` stands for the same text in both. `dtypes` maps a
+    pattern to the dtype in which a library stores its states; other states keep the dtype of the model.
 
     Raises:
         ImportFailed: If a pattern matches no input, an output is missing, or input and output are incompatible.
@@ -50,7 +60,10 @@ def pair_states(
             if name in states or output in {state.output for state in states.values()}:
                 text = f"state: {quoted(name)} or {quoted(output)} is in two pairs"
                 raise ImportFailed(text, fix=_FIX)
-            states[name] = _pair(own[name], known[output])
+            state, dtype = _pair(own[name], known[output]), dtypes.get(pattern, "")
+            if dtype:
+                _check_dtype(state, own[name].dtype, dtype)
+            states[name] = state._replace(stored_as=dtype)
     ordered = tuple(states[name] for name in own if name in states)
     _check_length(ordered, own, dimensions)
     return ordered
@@ -127,6 +140,64 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
             fix=f"write a number in place of `{dynamic[0]}` under `inputs` in the recipe",
         )
     return State(before.name, after.name, axis)
+
+
+def _check_dtype(state: State, own: str, dtype: str) -> None:
+    """Check that a library can store a state in another dtype than its own."""
+    if state.axis is None:
+        reason = f"each step replaces it by {quoted(state.output)}, and errors would add up"
+    elif own != COMPUTED:
+        reason = f"it is {own}, and only {COMPUTED} states can be stored as {dtype}"
+    else:
+        return
+    _refuse_dtype(state.input, dtype, reason)
+
+
+def _refuse_dtype(name: str, dtype: str, reason: str) -> NoReturn:
+    raise ImportFailed(
+        f"state: {quoted(name)} cannot be stored as {dtype}: {reason}",
+        fix=f"leave `dtype: {dtype}` out under `state` in the recipe",
+    )
+
+
+def list_growing(
+    states: Iterable[State], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> list[GrowingState]:
+    """Return the growing states, by the indices of their tensors."""
+    from tvmflow.graph.states import GrowingState
+
+    before, after = ([spec.name for spec in specs] for specs in (inputs, outputs))
+    return [
+        GrowingState(before.index(state.input), after.index(state.output), state.axis)
+        for state in states
+        if state.axis is not None
+    ]
+
+
+def store_states(loaded: LoadedModel, states: Iterable[State]) -> LoadedModel:
+    """Return a model that takes and returns states in the dtypes in which a library stores them.
+
+    Raises:
+        ImportFailed: The model does not append to such a state.
+    """
+    stored = [state for state in states if state.stored_as]
+    if not stored:
+        return loaded
+    from tvmflow.graph import states as graph
+
+    [dtype] = {state.stored_as for state in stored}
+    growing = list_growing(stored, loaded.inputs, loaded.outputs)
+    try:
+        mod, nodes = graph.store_states(loaded.mod, loaded.nodes, growing, dtype)
+    except graph.NotAppended as error:
+        name = loaded.inputs[error.input].name
+        _refuse_dtype(name, dtype, "the model does more with it than to append rows")
+    names = {name for state in stored for name in (state.input, state.output)}
+    inputs, outputs = (
+        tuple(spec._replace(dtype=dtype) if spec.name in names else spec for spec in specs)
+        for specs in (loaded.inputs, loaded.outputs)
+    )
+    return loaded._replace(mod=mod, nodes=nodes, inputs=inputs, outputs=outputs)
 
 
 def _check_length(

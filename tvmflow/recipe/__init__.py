@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvmflow.recipe._model_fields import DimensionSpec, InputSpec, ModelSource
-from tvmflow.recipe._recipe import Recipe, Variant, json_schema
+from tvmflow.recipe._recipe import Recipe, StateSpec, Variant, json_schema
 from tvmflow.recipe.sections import (
     LAST_RELEASE,
     NO_RELEASE,
@@ -32,6 +32,7 @@ __all__ = [
     "Release",
     "Remote",
     "Retune",
+    "StateSpec",
     "TargetSpec",
     "Toolchain",
     "Tune",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     ValidationError,
     ValidationInfo,
@@ -93,6 +94,36 @@ def _check_pattern(name: str) -> str:
 
 _TensorPattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_pattern)]
 """A tensor name with at most one `*`, which matches any text."""
+
+
+def _check_stored_dtype(value: Any) -> Any:
+    if value not in (None, "float16"):
+        raise field_error("must be float16, or be left out to keep the dtype of the model")
+    return value
+
+
+class StateSpec(ClosedModel):
+    """The output that an input takes from the call before, and how the library stores it."""
+
+    output: _TensorPattern = Field(examples=["present.*"])
+    """Name of the output. A string in place of the mapping stands for it."""
+    dtype: Annotated[Literal["float16"] | None, BeforeValidator(_check_stored_dtype)] = Field(
+        default=None, examples=["float16"]
+    )
+    """`float16`: store a float32 state to which steps append, such as a KV cache, in half of the memory
+    ([details](howto/streaming.md#a-cache-in-float16)). Default: the model's."""
+
+
+def _read_state(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"output": value}
+    if not isinstance(value, dict | StateSpec):
+        raise field_error("must be the name of an output, or a mapping with `output` and `dtype`")
+    return value
+
+
+# A union of types would report each mistake once for each of them.
+_State = Annotated[StateSpec, BeforeValidator(_read_state)]
 
 _SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
 """A canonical SPDX license expression."""
@@ -218,7 +249,7 @@ class Recipe(ClosedModel):
     )
     """Dynamic dimensions, whose sizes each call chooses ([inputs.md](inputs.md)). Shapes of inputs refer to their
     names."""
-    state: dict[_TensorPattern, _TensorPattern] = Field(
+    state: dict[_TensorPattern, _State] = Field(
         default={}, examples=[{"past_key_values.*": "present.*"}]
     )
     """[State](howto/streaming.md): inputs that take an output of the call before, in memory of the context, such as a
@@ -369,9 +400,9 @@ class Recipe(ClosedModel):
 
     @model_validator(mode="after")
     def _check_state(self) -> Recipe:
-        for before, after in self.state.items():
-            if (ANY in before) != (ANY in after):
-                text = f"`{ANY}` must be in both names, or in none: '{before}' and '{after}'"
+        for before, spec in self.state.items():
+            if (ANY in before) != (ANY in spec.output):
+                text = f"`{ANY}` must be in both names, or in none: '{before}' and '{spec.output}'"
                 raise field_error(text, "state", before)
             if before in self.inputs and self.inputs[before].value is not None:
                 raise field_error("is an input with a value, which is not a state", "state", before)
@@ -499,6 +530,10 @@ def json_schema() -> dict[str, Any]:
     schema = published_schema(Recipe, "recipe")
     fields = schema["properties"]
     add_presets(fields["targets"])
+    state = fields["state"]
+    output = schema["$defs"]["StateSpec"]["properties"]["output"]
+    name = {key: output[key] for key in ("type", "minLength", "maxLength")}
+    state["additionalProperties"] = {"anyOf": [name, state["additionalProperties"]]}
     fields["targets"]["default"] = ["host"]
     fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema

@@ -560,10 +560,11 @@ def _follows_from_unreadable(document: Document, loc: Loc, detail: ErrorDetails)
 def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
     """Return the message for an unknown field: where it belongs, or a similar field."""
     name = str(loc[-1])
-    if places := _find_places(kinds, name):
-        return f"belongs {' or '.join(places)}"
     section = field_type(kinds.model, loc[:-1]).kind
     fields = list(section.model_fields)
+    # `output` in a target is `outputs`, although a state has a field of that name
+    if f"{name}s" not in fields and (places := _find_places(kinds, name)):
+        return f"belongs {' or '.join(places)}"
     if nearest(name, fields, cutoff=_CLEARLY_MEANT):
         return f"unknown field{did_you_mean(name, fields)}"
     inside = document.value_at(*loc)

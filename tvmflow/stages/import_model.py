@@ -26,7 +26,7 @@ from tvmflow.core.types import Dimension, Json, Size, State, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import DYNAMIC_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.inputs import DEFAULT_DTYPE, array_of, check_inputs, resolve_inputs
-from tvmflow.frontends.states import pair_states
+from tvmflow.frontends.states import list_growing, pair_states, store_states
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
     Settings,
@@ -93,13 +93,17 @@ class DimensionSettings(Settings):
 
 
 class ImportSettings(StageSettings):
-    """The model's kind (not its path), inputs, dimensions, and the tensors at which it is cut."""
+    """The model's kind (not its path), inputs, dimensions, and the tensors at which it is cut.
+
+    `state` has the output of each state, and `state_dtype` its dtype, where that is not the model's.
+    """
 
     model: dict[str, Json]
     inputs: dict[str, InputSettings]
     tensors: tuple[str, ...] = ()
     dimensions: dict[str, DimensionSettings] = Field(default={})
     state: dict[str, str] = Field(default={})
+    state_dtype: dict[str, str] = Field(default={})
 
 
 def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
@@ -120,7 +124,8 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
             entry.name: DimensionSettings.model_validate(entry)
             for entry in recipe.list_dimensions()
         },
-        state=dict(recipe.state),
+        state={name: spec.output for name, spec in recipe.state.items()},
+        state_dtype={name: spec.dtype for name, spec in recipe.state.items() if spec.dtype},
     )
 
 
@@ -187,17 +192,20 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
         main = loaded.mod.get_global_var("main")
         loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
     _check_sizes(loaded.mod, loaded.nodes)
-    signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
-    if settings.tensors:
-        signature["tensors"] = loaded.tensors
     more: dict[str, Json] = {}
     own = {state.input: state for state in loaded.states}
     if patterns := {**{name: state.output for name, state in own.items()}, **settings.state}:
-        paired = pair_states(patterns, loaded.inputs, loaded.outputs, dimensions)
+        dtypes = settings.state_dtype
+        paired = pair_states(patterns, loaded.inputs, loaded.outputs, dimensions, dtypes)
         states = [s._replace(initial=own[s.input].initial) if s.input in own else s for s in paired]
+        loaded = store_states(loaded, states)
         _add_states(loaded, states)
         files = {role: hash_file(path) for role, path in context.inputs.items() if path.is_file()}
-        more = {"states": [state._asdict() for state in states], "model": digest_of(files)}
+        listed = [without_empty(state._asdict(), ["stored_as"]) for state in states]
+        more = {"states": listed, "model": digest_of(files)}
+    signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
+    if settings.tensors:
+        signature["tensors"] = loaded.tensors
     return write_model(
         context.out,
         loaded.mod,
@@ -281,14 +289,9 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
 
 def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
     """Add the growing states to the attributes of `main`."""
-    from tvmflow.graph.states import GrowingState, with_states
+    from tvmflow.graph.states import with_states
 
-    inputs, outputs = ([spec.name for spec in specs] for specs in (loaded.inputs, loaded.outputs))
-    growing = [
-        GrowingState(inputs.index(state.input), outputs.index(state.output), state.axis)
-        for state in states
-        if state.axis is not None
-    ]
+    growing = list_growing(states, loaded.inputs, loaded.outputs)
     main = loaded.mod.get_global_var("main")
     loaded.mod.update_func(main, with_states(loaded.mod[main], growing))
 

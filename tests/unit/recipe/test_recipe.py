@@ -32,6 +32,7 @@ from tvmflow.recipe import (
     ModelSource,
     Recipe,
     Remote,
+    StateSpec,
     TargetSpec,
     Tune,
     Verify,
@@ -153,6 +154,23 @@ def test_every_field_is_read() -> None:
     assert loaded.verify == Verify(
         data="data.npz", label="y", rtol=0.01, atol=0.001, min_accuracy=1.0
     )
+
+
+def test_a_state_is_an_output_or_a_mapping() -> None:
+    text = """
+        recipe: 1
+        name: cached
+        model: {onnx: m.onnx}
+        state:
+          past.*: present.*
+          h: {output: hn}
+          keys.*: {output: new_keys.*, dtype: float16}
+    """
+    assert load(text).state == {
+        "past.*": StateSpec(output="present.*"),
+        "h": StateSpec(output="hn"),
+        "keys.*": StateSpec(output="new_keys.*", dtype="float16"),
+    }
 
 
 def test_host_has_no_tvm_target_until_it_is_detected() -> None:
@@ -439,7 +457,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 18
+    assert len(parts) == 19
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False

@@ -826,6 +826,31 @@ WRONG = [
         ),
         "11:16: tune.min_speedup: needs a latency, and the target 'host' is verified under emulation (run_on: qemu or chromium), which measures none",
     ),
+    wrong(
+        "state of int8",
+        ("pipeline: tune", "state: {past.*: {output: present.*, dtype: int8}}"),
+        "15:44: state.past.*.dtype: must be float16, or be left out to keep the dtype of the model",
+    ),
+    wrong(
+        "state without an output",
+        ("pipeline: tune", "state: {past.*: {dtype: float16}}"),
+        "15:17: state.past.*.output: is missing; write `output: present.*`",
+    ),
+    wrong(
+        "misspelt field of a state",
+        ("pipeline: tune", "state: {h: {output: hn, dtyp: float16}}"),
+        "15:25: state.h.dtyp: unknown field; did you mean 'dtype'?",
+    ),
+    wrong(
+        "one name of a state with a star",
+        ("pipeline: tune", "state: {past.*: {output: present, dtype: float16}}"),
+        "15:17: state.past.*: `*` must be in both names, or in none: 'past.*' and 'present'",
+    ),
+    wrong(
+        "state that is a number",
+        ("pipeline: tune", "state: {h: 3}"),
+        "15:12: state.h: must be the name of an output, or a mapping with `output` and `dtype`",
+    ),
     wrong("tolerance nan", ("1.0e-3", ".nan"), "14:9: verify.rtol: must be a finite number"),
     wrong("tolerance inf", ("1.0e-3", ".inf"), "14:9: verify.rtol: must be a finite number"),
     wrong("negative tolerance", ("1.0e-3", "-1"), "14:9: verify.rtol: must be at least 0"),

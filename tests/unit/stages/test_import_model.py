@@ -22,7 +22,7 @@ from tvmflow.core.types import Dimension, Json
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import read_dimensions
-from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
+from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe, StateSpec
 from tvmflow.stages import import_model, lower
 from tvmflow.stages.base import StageContext, parse_settings
 
@@ -55,6 +55,12 @@ def test_only_new_fields_change_the_key() -> None:
         "x": {"shape": [1, 3], "dtype": "float32"},
         "y": {"shape": [2], "dtype": "int64"},
     }
+    states = {"past.*": StateSpec(output="present.*"), "h": StateSpec(output="hn", dtype="float16")}
+    stored = Recipe(recipe=1, name="net", model=ModelSource(onnx="m.onnx"), state=states)
+    settings = import_model.settings(stored, None).to_json()
+    assert settings["state"] == {"past.*": "present.*", "h": "hn"}
+    assert settings["state_dtype"] == {"h": "float16"}
+    assert not {"state", "state_dtype"} & set(settings_of())
     new = settings_of(a=InputSpec(), b=InputSpec(value=16000), c=InputSpec(value=((1, 2),)))
     assert new["inputs"] == {"a": {}, "b": {"value": 16000}, "c": {"value": [[1, 2]]}}
 

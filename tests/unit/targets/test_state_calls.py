@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -34,9 +35,16 @@ COMPILER: Final = ("gcc", "-std=gnu11", "-O1")
 SEQUENCES: Final = 10_000
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StateLibrary:
-    return write_library(tmp_path_factory.mktemp("cached"))
+@pytest.fixture(scope="module", params=["", "float16"], ids=["float32", "float16"])
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> StateLibrary:
+    return write_library(tmp_path_factory.mktemp("cached"), request.param)
+
+
+def find_element(library: StateLibrary) -> np.dtype[Any]:
+    """Return the dtype of the states."""
+    return np.dtype(library.signature["inputs"][-1]["dtype"])
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +60,35 @@ def test_random_calls_under_sanitizers(library: StateLibrary, tmp_path: Path, co
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
     made = tmp_path / "calls"
-    library.compile((*COMPILER, "-g", *warnings, *sanitizers, str(source)), made)
+    element = "uint16_t" if find_element(library) == np.float16 else "float"
+    library.compile(
+        (*COMPILER, "-g", *warnings, *sanitizers, f"-DELEMENT={element}", str(source)), made
+    )
     words = [str(made), "0", str(SEQUENCES)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     count("random sequences of calls with states", SEQUENCES)
+
+
+def test_attention_reads_states_where_they_are(library: StateLibrary) -> None:
+    """No kernel casts or copies keys and values before attention."""
+    text = (library.folder / "program.c").read_text()
+    calls = re.findall(r"TF_CALL\(.*?, cached_(\w+)\((.*)\)\);", text)
+    readers = [name for name, arguments in calls if "(out[1])" in arguments]
+    assert readers == [name for name, arguments in calls if "(out[2])" in arguments]
+    assert readers == ["attention"]
+
+
+def test_states_of_another_dtype_are_refused(
+    module: Module, library: StateLibrary, tmp_path: Path
+) -> None:
+    other = "" if find_element(library) == np.float16 else "float16"
+    others = write_library(tmp_path, other)
+    others.compile((*COMPILER, "-shared", "-fPIC"), tmp_path / "other.so")
+    session = others.load(tmp_path / "other.so").session()
+    session.run(feed(0, 4, 0))
+    with pytest.raises(BundleError, match="that of another model"):
+        module.session().load(session.save())
 
 
 def feed(seed: int, seq: int, length: int) -> dict[str, Array]:
@@ -67,7 +99,6 @@ def feed(seed: int, seq: int, length: int) -> dict[str, Array]:
 
 # As `states.c` has it: magic, model, length, random state, bytes, checksum.
 HEAD: Final = struct.Struct("<8s16sqQQQ")
-ROW_BYTES: Final = 2 * 4 * caches.WIDTH
 MASK: Final = (1 << 64) - 1
 
 
@@ -83,17 +114,17 @@ def find_checksum(length: int, state: int, content: bytes) -> int:
     return total
 
 
-def forge(draw: random.Random, saved: bytes) -> tuple[bytes, bool]:
-    """Return a state with a right checksum, and whether it is one of this model."""
+def forge(draw: random.Random, saved: bytes, row: int) -> tuple[bytes, bool]:
+    """Return a state with a right checksum, and whether it is one of this model; `row` is the bytes of a length of 1."""
     magic, model, length, state, size, _ = HEAD.unpack_from(saved)
     content = saved[HEAD.size :]
     kind = draw.choice(("length", "size", "both", "content", "state", "model"))
     if kind in ("length", "both"):
         length = draw.choice((-1, 0, 1, 40, 41, 1 << 55, (1 << 63) - 1, -(1 << 63)))
     if kind in ("size", "both"):
-        content = draw.choice((content[:-1], content[ROW_BYTES:], content * 2, b""))
+        content = draw.choice((content[:-1], content[row:], content * 2, b""))
     if kind == "both" and 0 <= length <= 41:
-        content = draw.randbytes(length * ROW_BYTES)
+        content = draw.randbytes(length * row)
     size = draw.choice((size, len(content), len(content), MASK))
     if kind == "content":
         content, size = draw.randbytes(len(content)), len(content)
@@ -102,23 +133,28 @@ def forge(draw: random.Random, saved: bytes) -> tuple[bytes, bool]:
     if kind == "model":
         model = bytes(16)
     is_right = model == saved[8:24] and 0 <= length <= 40
-    is_right &= size == len(content) == length * ROW_BYTES
+    is_right &= size == len(content) == length * row
     checksum = find_checksum(length, state, content)
     return HEAD.pack(magic, model, length, state, size, checksum) + content, is_right
 
 
 @pytest.mark.parametrize("mutations", [300, pytest.param(5000, marks=pytest.mark.slow)])
-def test_damaged_states_are_refused_or_equal(module: Module, mutations: int, count: Count) -> None:
+def test_damaged_states_are_refused_or_equal(
+    library: StateLibrary, module: Module, mutations: int, count: Count
+) -> None:
     """Also those with a right checksum, whose lengths are wrong; a refusal changes nothing."""
     draw = random.Random(mutations)
+    row = 2 * caches.WIDTH * find_element(library).itemsize
     session, other = module.session(), module.session()
     session.run(feed(0, 7, 0))
     other.run(feed(1, 3, 0))
     saved, ended = session.save(), Counter[bool]()
-    assert forge(random.Random(), saved)[0][:8] == saved[:8]
+    assert forge(random.Random(), saved, row)[0][:8] == saved[:8]
     for _ in range(mutations):
         is_forged = draw.random() < 0.5
-        damaged, is_right = forge(draw, saved) if is_forged else (mutate_bytes(draw, saved), False)
+        damaged, is_right = (
+            forge(draw, saved, row) if is_forged else (mutate_bytes(draw, saved), False)
+        )
         is_right |= damaged == saved
         before = other.save()
         try:
@@ -142,24 +178,38 @@ def _continue(session: Session) -> None:
         session.truncate(length)
 
 
-# What is changed in the C code of a library, and how.
+# What is changed in the C code of a library, and how. In the program, regular expressions find it, since its sizes are
+# numbered; ROW stands for the bytes of a row of all heads.
 WRONG: Final = {
     "keys are appended one row too early": (
         "program",
-        "memcpy(out[1] + (size_t)v[7], ",
-        "memcpy(out[1] + (size_t)v[7] - (v[7] ? 128 : 0), ",
+        r"memcpy\(out\[1\] \+ \(size_t\)(v\[\d+\]), ",
+        r"memcpy(out[1] + (size_t)\1 - (\1 ? ROW : 0), ",
     ),
-    "values are not appended": ("program", "memcpy(out[2] + (size_t)v[7], ", "(void)(out[2], "),
-    "keys are appended as values": ("program", "v[7], arena + v[6]", "v[7], arena + v[5]"),
+    "half of a row of keys is appended": (
+        "program",
+        r"(memcpy\(out\[1\] .*, \(size_t\)v\[\d+\])\);",
+        r"\1 - ROW / 2);",
+    ),
+    "values are not appended": (
+        "program",
+        r"memcpy\(out\[2\] \+ \(size_t\)v\[\d+\], ",
+        "(void)(out[2], ",
+    ),
+    "keys are appended as values": (
+        "program",
+        r"(?s)(memcpy\(out\[1\] [^,]*, arena \+ (v\[\d+\]).*memcpy\(out\[2\] [^,]*, arena \+ )v\[\d+\]",
+        r"\1\2",
+    ),
     "attention misses the last key": (
         "program",
-        "(out[0]), v[1], v[8])",
-        "(out[0]), v[1], v[8] - 1)",
+        r"(\(out\[0\]\), v\[1\], v\[\d+\])\)",
+        r"\1 - 1)",
     ),
     "the mask has the length before the step": (
         "program",
-        "(arena + v[3]), v[8])",
-        "(arena + v[3]), v[8] - v[1])",
+        r"(cached_fused_subtract_multiply\(.*, v\[\d+\])\)\);",
+        r"\1 - v[1]));",
     ),
     "a larger page lacks the rows before": (
         "states",
@@ -219,6 +269,16 @@ WRONG: Final = {
 }
 
 
+def edit(text: str, name: str, old: str, new: str, row: int) -> str:
+    """Return the text of a file with one change of `WRONG`."""
+    if name == "program":
+        changed, times = re.subn(old, new.replace("ROW", str(row)), text)
+        assert times == 1, old
+        return changed
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
 def find_by(module: Module, weights: dict[str, Array]) -> str:
     """Return which check of `verify` finds a wrong library: the steps, or the comparison of a call."""
     checks = CheckSettings(**{**Verify().model_dump(), "data": False})
@@ -230,13 +290,15 @@ def find_by(module: Module, weights: dict[str, Array]) -> str:
     if not verdict["passed"]:
         return "steps"
     draw = np.random.default_rng(0)
-    past = [draw.standard_normal((1, caches.HEADS, 5, caches.DEPTH)).astype("f4") for _ in range(2)]
+    shape, dtype = (1, caches.HEADS, 5, caches.DEPTH), module.inputs[-1].dtype
+    past = [draw.standard_normal(shape).astype(dtype) for _ in range(2)]
     given = feed(0, 3, 5)
-    expected = caches.attend(weights, given["x"], given["mask"], (past[0], past[1]))
+    keys, values = (array.astype("f4") for array in past)
+    expected = caches.attend(weights, given["x"], given["mask"], (keys, values))
+    # ten roundings to float16
+    limits = (1e-2, 10 / 2**11) if dtype == "float16" else (1e-3, 1e-4)
     found = module.run({**given, "past_key": past[0], "past_value": past[1]})
-    is_close = [
-        np.allclose(a, b, 1e-3, 1e-4) for a, b in zip(found.values(), expected, strict=True)
-    ]
+    is_close = [np.allclose(a, b, *limits) for a, b in zip(found.values(), expected, strict=True)]
     return "" if all(is_close) else "calls"
 
 
@@ -247,12 +309,11 @@ def test_verify_finds_wrong_appends(
     """Rows in the wrong place, stale pages, wrong lengths and masks, each in a library that is otherwise right."""
     weights = caches.write_cached_attention(tmp_path / "model.onnx")
     assert not find_by(module, weights)
-    found = Counter[str]()
+    found, row = Counter[str](), caches.WIDTH * find_element(library).itemsize
     for place, (what, (name, old, new)) in enumerate(WRONG.items()):
         path = library.folder / f"{name}.c"
         text, made = path.read_text(), tmp_path / f"{place}.so"
-        assert text.count(old) == 1, what
-        edited = {name: text.replace(old, new)}
+        edited = {name: edit(text, name, old, new, row)}
         library.compile((*COMPILER, "-w", "-shared", "-fPIC"), made, **edited)
         path.write_text(text)
         check = find_by(library.load(made), weights)

@@ -8,7 +8,7 @@ does not run them: its states have this layout, and it appends the new rows to t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -17,7 +17,7 @@ from tvm import relax, topi
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import sizes_of
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
-from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
+from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, find_append, read_states
 
 
 def append_states(mod: tvm.IRModule) -> tvm.IRModule:
@@ -38,29 +38,13 @@ class _StateRewriter(MainRewriter):
         # concatenation that computes an output -> the state, its new rows, and the axis along which it grows
         self._states: dict[Any, tuple[Any, Any, int]] = {}
         for state in read_states(main) if results else ():
-            param = main.params[state.input]
-            call, new = self._find_append(param, results, state.output, state.axis)
-            if call is not None:
+            param, result = main.params[state.input], results[state.output]
+            found = find_append(self.flow, param, result, state.axis)
+            if found is not None and sum(other.same_as(result) for other in results) == 1:
+                call, new = found
                 self._states[call] = (param, new, state.axis)
         # output -> the state in the library's layout, and the permutation to the model's layout
         self._exits: dict[Any, tuple[Any, list[int]]] = {}
-
-    def _find_append(
-        self, param: Any, results: Sequence[Any], output: int, axis: int
-    ) -> tuple[Any, Any]:
-        """Return the output's concatenation of state and new rows, and these rows; else (None, None)."""
-        result = results[output]
-        call = self.flow.find_call(result, "relax.concat")
-        if call is None or sum(other.same_as(result) for other in results) > 1:
-            return None, None
-        parts: Sequence[Any] = getattr(
-            self.flow.values.get(call.args[0], call.args[0]), "fields", ()
-        )
-        rank = len(sizes_of(call) or ())
-        if len(parts) != 2 or not rank or int(call.attrs.axis) % rank != axis:
-            return None, None
-        is_state = self.flow.resolve(parts[0]).same_as(param) and self.flow.count_uses(param) == 1
-        return (call, parts[1]) if is_state else (None, None)
 
     def _replace(self, call: Any) -> Any:
         if call not in self._states:

@@ -127,7 +127,13 @@ _OF_PRECISIONS: Final = {"float16": FLOAT16_SUMS, "bfloat16": BFLOAT16}
 
 
 def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
-    """Return the least precise arithmetic of an imported model, a key of `DEFAULTS`."""
+    """Return the least precise arithmetic of an imported model, a key of `DEFAULTS`.
+
+    States that a library stores as float16 make it float16. The framework's states are float32. A call gets the same past
+    in both, as float16 values are exact in float32. Rounding new rows has a relative error of 2^-11. Attention passes
+    it on: values add at most one such error of the largest value, and keys one for each unit of the scores. The
+    tolerance of float16 allows ten.
+    """
     if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED
     if precision in _OF_PRECISIONS:

@@ -25,12 +25,13 @@ from tvmflow.core.dimensions import (
     sizes_text,
     specs_at,
 )
-from tvmflow.core.types import Array, Dimension, Feed, Json, Size, TensorSpec
+from tvmflow.core.types import Array, Dimension, Feed, Json, Size, State, TensorSpec
 from tvmflow.custom_operators.loading import calls_folder
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.inputs import array_of
 from tvmflow.frontends.onnx.graph import node_name
+from tvmflow.frontends.states import COMPUTED, store_states
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import NoSize, size_text, sizes_of, with_dimensions
 from tvmflow.graph.ir import list_variables
@@ -73,6 +74,7 @@ class ImportedModel(NamedTuple):
         quantized: The model with inner tensors as additional outputs, for the reference of a model that `quantize`
             made.
         operands: The inputs whose integers are indices or divisors.
+        states: The states that the library stores in another dtype than the framework.
     """
 
     files: Mapping[str, Path]
@@ -83,12 +85,22 @@ class ImportedModel(NamedTuple):
     dimensions: tuple[Dimension, ...] = ()
     quantized: LoadedModel | None = None
     operands: tuple[Operand, ...] = ()
+    states: tuple[State, ...] = ()
+
+    @property
+    def framework_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs in the dtypes that the framework takes; values of the library's inputs are exact in them."""
+        stored = {state.input for state in self.states}
+        return tuple(
+            spec._replace(dtype=COMPUTED) if spec.name in stored else spec for spec in self.inputs
+        )
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import the model again, with inner tensors as additional outputs."""
         loaded = FRONTENDS[kind].load(
-            self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
+            self.files, self.framework_inputs, tuple(tensors), self.bound, self.dimensions
         )
+        loaded = store_states(loaded, self.states)
         main = loaded.mod.get_global_var("main")
         loaded.mod.update_func(main, with_dimensions(loaded.mod[main], self.dimensions))
         return loaded._replace(mod=name_checked_nodes(loaded.mod, loaded.nodes))
@@ -112,6 +124,7 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
         tensors=tensors,
         bound=values,
         dimensions=Dimension.list_of(signature),
+        states=tuple(state for state in State.list_of(signature) if state.stored_as),
     )
 
 

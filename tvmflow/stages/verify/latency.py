@@ -506,7 +506,7 @@ def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRunti
             else open_peer(
                 name,
                 model.files,
-                model.inputs,
+                model.framework_inputs,
                 model.outputs,
                 threads=settings.threads,
                 precision=settings.precision,

@@ -261,7 +261,7 @@ def _open_framework(
     scratch.mkdir(exist_ok=True)
     return FRONTENDS[settings.model["kind"]].reference(
         model.files,
-        model.inputs,
+        model.framework_inputs,
         model.outputs,
         tensors=model.tensors,
         threads=settings.threads,

@@ -44,6 +44,7 @@ from tvmflow.stages.verify.inputs import ChosenSizes, ImportedModel, SizeOutputs
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import Case, ReferenceRun
 from tvmflow.stages.verify.verdict import (
+    FLOAT16,
     FLOAT32,
     AllowedDifference,
     IsaLevelVerdict,
@@ -206,9 +207,11 @@ def _can_sweep(
     verdict: Verdict, model: ImportedModel, indices: IndexInputs | None, settings: VerifySettings
 ) -> bool:
     """Return whether a sweep is possible: no ties or coarse roundings could look like errors."""
+    # with states of float16, all arithmetic is still float32
+    arithmetic = FLOAT16 if model.states and settings.precision == "model" else FLOAT32
     return (
         settings.run_on == LOCAL
-        and verdict["tolerance"]["for"] == FLOAT32
+        and verdict["tolerance"]["for"] == arithmetic
         and settings.verify.has_default_tolerance
         and indices is None
         and all(machine.tvm["kind"] == "llvm" for machine in settings.machines.values())
@@ -369,14 +372,23 @@ def sweep(
 ) -> SweepVerdict:
     """Compare a library at many sizes; a size fails if further random inputs give wrong outputs, too."""
     failed = []
+    # states of float16 have a larger tolerance
+    of_largest = max(_SWEPT_TOLERANCE.of_largest, reference.tolerance.of_largest)
+    tolerance = _SWEPT_TOLERANCE._replace(of_largest=of_largest)
     for sized in reference.swept:
-        verdict, _ = _compare_at(library, sized, _SWEPT_TOLERANCE)
-        if not verdict["passed"] and _fails_again(library, sized, reference, case):
+        verdict, _ = _compare_at(library, sized, tolerance)
+        if not verdict["passed"] and _fails_again(library, sized, reference, tolerance, case):
             failed.append(verdict)
     return {"coverage": [*coverage], "failed": failed}
 
 
-def _fails_again(library: Library, sized: SizeOutputs, reference: ReferenceRun, case: Case) -> bool:
+def _fails_again(
+    library: Library,
+    sized: SizeOutputs,
+    reference: ReferenceRun,
+    tolerance: Tolerance,
+    case: Case,
+) -> bool:
     if reference.timed is None:
         return True
     run, settings = reference.timed.run, case.settings
@@ -389,7 +401,7 @@ def _fails_again(library: Library, sized: SizeOutputs, reference: ReferenceRun, 
             settings.model_copy(update={"verify": checks}),
             reference.tolerance,
         )
-        if _compare_at(library, again, _SWEPT_TOLERANCE)[0]["passed"]:
+        if _compare_at(library, again, tolerance)[0]["passed"]:
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""Growing states are laid out so that a C library appends to them; a virtual machine computes the same."""
+"""Growing states are laid out so that a C library appends to them, also in float16; a virtual machine computes the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from tvm import relax
 from tests.support.dynamic_networks import DynamicNetwork, Input, make_network
 from tvmflow.compiler.c_program.program import Copy, KernelCall, read_program
 from tvmflow.core.types import Dimension
-from tvmflow.graph.states import GrowingState, with_states
+from tvmflow.graph import ir
+from tvmflow.graph.states import GrowingState, NotAppended, store_states, with_states
 
 DIMENSIONS = (Dimension("past", 0, 40), Dimension("seq", 1, 8))
 SIZES = [{"past": past, "seq": seq} for past, seq in ((0, 1), (0, 8), (5, 3), (40, 1))]
+STATE = GrowingState(0, 0, 2)
 INPUTS = {"past_key": Input((1, 2, "past", 16)), "key": Input((1, 2, "seq", 16))}
 
 
@@ -23,7 +25,7 @@ def make_cached(body: Callable[..., Any]) -> DynamicNetwork:
     """Return a model whose first input is a state that becomes its first output."""
     network = make_network(DIMENSIONS, INPUTS, {}, body)
     mod = network.mod
-    main = with_states(mod["main"], [GrowingState(0, 0, 2)])
+    main = with_states(mod["main"], [STATE])
     mod.update_func(mod.get_global_var("main"), main)
     return network
 
@@ -81,3 +83,62 @@ def change(emit: Any, past_key: Any, key: Any) -> list[Any]:
 def test_other_states_are_left_as_they_are(body: Callable[..., Any]) -> None:
     network = make_cached(body)
     assert not read_program(network.lower().mod, []).appended
+
+
+def store(network: DynamicNetwork) -> DynamicNetwork:
+    """Return a model whose state is float16."""
+    mod, _ = store_states(network.mod, (), [STATE], "float16")
+    inputs = {**INPUTS, "past_key": INPUTS["past_key"]._replace(dtype="float16")}
+    return network._replace(mod=mod, inputs=inputs)
+
+
+def test_rows_are_cast_to_float16_as_they_are_appended() -> None:
+    """Bit for bit as NumPy does; everything else reads the rounded rows."""
+    network = store(make_cached(append))
+    run = network.compile()
+    for sizes in SIZES:
+        given = network.draw(sizes)
+        present, total = run(**given)
+        rows = (2 * given["key"]).astype(np.float16)
+        wanted = np.concatenate([given["past_key"], rows], 2)
+        assert present.dtype == np.float16
+        np.testing.assert_array_equal(present, wanted)
+        np.testing.assert_allclose(total, wanted.astype(np.float32).sum(2), 2e-5, 2e-5)
+
+
+def test_a_step_copies_only_new_rows_of_float16() -> None:
+    program = read_program(store(make_cached(append)).lower().mod, [])
+    (state,) = program.appended
+    assert (state.outer, state.row) == (2, 32)
+    copies = [step for step in program.steps if isinstance(step, Copy)]
+    assert [copy.target.resolve() for copy in copies] == [program.outputs[0]]
+
+
+def test_casts_have_the_node_of_the_append() -> None:
+    network = make_cached(append)
+    before = [binding.var for binding in ir.list_bindings(network.mod["main"].body)]
+    mod, nodes = store_states(
+        network.mod, [f"node {n}" for n in range(len(before))], [STATE], "float16"
+    )
+    names = [ir.operator_name(b.value) for b in ir.list_bindings(mod["main"].body)]
+    assert list(zip(names, nodes, strict=True))[:5] == [
+        ("relax.multiply", "node 0"),
+        ("relax.astype", "node 1"),
+        ("relax.concat", "node 1"),
+        ("relax.astype", "node 1"),
+        ("relax.sum", "node 2"),
+    ]
+
+
+@pytest.mark.parametrize("body", [read_past, put_before, change])
+def test_other_states_cannot_be_float16(body: Callable[..., Any]) -> None:
+    with pytest.raises(NotAppended):
+        store(make_cached(body))
+
+
+def test_an_output_beside_the_state_stays_float32() -> None:
+    network = store(make_cached(give_twice))
+    given = network.draw(SIZES[2])
+    stored, present = network.compile()(**given)
+    np.testing.assert_array_equal(stored.astype(np.float32), present)
+    assert (stored.dtype, present.dtype) == (np.float16, np.float32)

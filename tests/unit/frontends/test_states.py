@@ -1,0 +1,80 @@
+"""States that a library stores as float16, and those that it cannot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.types import Dimension, Size, State, TensorSpec
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.states import pair_states, store_states
+
+DIMENSIONS = (Dimension("past", 0, 8), Dimension("seq", 1, 4))
+LARGEST = {"past": 8, "seq": 4, "past + seq": 12}
+
+
+def spec(name: str, *sizes: Size, dtype: str = "float32") -> TensorSpec:
+    shape = tuple(LARGEST[size] if isinstance(size, str) else size for size in sizes)
+    return TensorSpec(name, shape, dtype, sizes=sizes)
+
+
+def pair(before: TensorSpec, after: TensorSpec) -> State:
+    names = {before.name: after.name}
+    [state] = pair_states(names, [before], [after], DIMENSIONS, {before.name: "float16"})
+    return state
+
+
+def test_a_growing_state_is_stored_as_float16() -> None:
+    state = pair(spec("past", 1, "past", 4), spec("present", 1, "past + seq", 4))
+    assert state == State("past", "present", 1, stored_as="float16")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            spec("h", 1, 4),
+            spec("hn", 1, 4),
+            "state: 'h' cannot be stored as float16: each step replaces it by 'hn'",
+        ),
+        (
+            spec("past", 1, "past", 4, dtype="float64"),
+            spec("present", 1, "past + seq", 4, dtype="float64"),
+            "state: 'past' cannot be stored as float16: it is float64, and only float32 states can be",
+        ),
+    ],
+)
+def test_other_states_are_refused(before: TensorSpec, after: TensorSpec, message: str) -> None:
+    with pytest.raises(ImportFailed, match=re.escape(message)) as error:
+        pair(before, after)
+    assert error.value.fix == "leave `dtype: float16` out under `state` in the recipe"
+
+
+def test_a_state_that_a_model_also_reads_is_refused(tmp_path: Path) -> None:
+    sides: dict[str, list[int | str]] = {
+        "past": [1, "past", 4],
+        "new": [1, "seq", 4],
+        "present": [1, "past + seq", 4],
+        "mean": [1, "past", 4],
+    }
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sides.items()]
+    nodes = [
+        helper.make_node("Concat", ["past", "new"], ["present"], axis=1),
+        helper.make_node("Neg", ["past"], ["mean"]),
+    ]
+    graph = helper.make_graph(nodes, "g", infos[:2], infos[2:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opset), tmp_path / "m.onnx")
+    inputs = spec("past", 1, "past", 4), spec("new", 1, "seq", 4)
+    loaded = FRONTENDS["onnx"].load({"model": tmp_path / "m.onnx"}, inputs, dimensions=DIMENSIONS)
+    state = State("past", "present", 1, stored_as="float16")
+    with pytest.raises(ImportFailed, match="does more with it than to append rows"):
+        store_states(loaded, [state])
+    assert store_states(loaded, [state._replace(stored_as="")]) is loaded
+    assert np.dtype(loaded.inputs[0].dtype) == np.float32
