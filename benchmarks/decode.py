@@ -2,11 +2,12 @@
 
     python benchmarks/decode.py FOLDER [--sizes 30,120] [--weights float32,int8,int4] [--threads 1]
                                 [--lengths 16,512,2048,8192] [--peers ...] [--llama FOLDER]
+                                [--caches float32,float16]
 
 Llamas with random weights are written to FOLDER (`_llama.py`) and built untuned. Each runtime decodes one token after a
 cache of each length, prefills 512 tokens from an empty cache, and then truncates its cache; all runtimes are in one
 process, interleaved. Figures are minima in ms: CPU time with one thread, else wall-clock time. The last column is
-tvmflow relative to the fastest peer (below 1: faster).
+tvmflow, with the first of its caches, relative to the fastest peer (below 1: faster). `tvmflow f16` has a float16 cache.
 
 ONNX Runtime runs the model as exported by frameworks, with IO binding, and fused (`GroupQueryAttention`, which appends
 to its cache in place). OpenVINO's model is stateful. llama.cpp needs `--llama`, the folder of its build (with
@@ -49,12 +50,13 @@ class Runtime:
 # ---------------------------------------------------------------- runtimes
 
 
-def open_tvmflow(path: Path, model: Llama, weights: str, threads: int) -> Runtime:
-    """Build the model untuned and open a session."""
+def open_tvmflow(path: Path, model: Llama, threads: int, cache: str) -> Runtime:
+    """Build the model untuned, with a cache of this dtype, and open a session."""
     import tvmflow
 
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    name = path.stem.replace("_", "-")
+    name = path.stem.replace("_", "-") + ("" if cache == "float32" else f"-{cache}")
+    stored = "" if cache == "float32" else f", dtype: {cache}"
     shape = f"[1, {model.cached_heads}, past, {model.depth}]"
     states = "".join(f"\n  past_key_values.{n}: {{shape: {shape}}}" for n in state_names(model))
     recipe = path.with_name(f"{name}.yaml")
@@ -69,7 +71,7 @@ dimensions:
 inputs:
   input_ids: {{shape: [1, seq], range: [0, {model.words - 1}]}}
   position_ids: {{shape: [1, seq], range: [0, {_LIMIT - 1}]}}{states}
-state: {{past_key_values.*: present.*}}
+state: {{past_key_values.*: {{output: present.*{stored}}}}}
 targets: [host]
 tune: {{trials: 0}}
 verify: {{against: none}}
@@ -77,7 +79,7 @@ outputs: [bundle]
 """
     )
     command = ["tvmflow", "run", recipe.name, "--store", "store"]
-    log = path.with_suffix(".log")
+    log = recipe.with_suffix(".log")
     with log.open("w") as file:
         done = subprocess.run(command, cwd=path.parent, stdout=file, stderr=file, check=False)
     if done.returncode:
@@ -278,7 +280,11 @@ def open_all(folder: Path, size: int, weights: str, args: argparse.Namespace) ->
     gguf = plain.with_suffix(".gguf")
     if not plain.exists():
         make_onnx(model, weights, plain)
-    runtimes = {"tvmflow": open_tvmflow(plain, model, weights, args.threads)}
+    names = {"float32": "tvmflow", "float16": "tvmflow f16"}
+    runtimes = {
+        names[cache]: open_tvmflow(plain, model, args.threads, cache)
+        for cache in args.caches.split(",")
+    }
 
     def open_fused() -> Runtime:
         if not fused.exists():
@@ -333,7 +339,7 @@ def time_steps(
 
 
 def show_errors(runtimes: Mapping[str, Runtime], model: Llama) -> None:
-    """Print the differences of other runtimes' logits from tvmflow's after some steps."""
+    """Print the differences of other runtimes' logits from those of the first one after some steps."""
     tokens = np.random.default_rng(1).integers(0, model.words, 40)
     made: dict[str, Any] = {}
     for name, runtime in runtimes.items():
@@ -346,7 +352,7 @@ def show_errors(runtimes: Mapping[str, Runtime], model: Llama) -> None:
             logits = np.ctypeslib.as_array(pointer, (model.words,))
         made[name] = np.array(logits).ravel()
         runtime.truncate(0)
-    ours = made["tvmflow"]
+    ours = next(iter(made.values()))
     errors = {
         name: np.abs(logits - ours).max() / np.abs(ours).max() for name, logits in made.items()
     }
@@ -363,6 +369,7 @@ def main() -> None:
     parser.add_argument("--weights", default="float32,int8,int4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lengths", default="16,512,2048,8192")
+    parser.add_argument("--caches", default="float32", help="dtypes of tvmflow's cache")
     parser.add_argument("--peers", nargs="*")
     parser.add_argument("--llama", type=Path, help="the build folder of llama.cpp")
     args = parser.parse_args()
@@ -387,8 +394,8 @@ def main() -> None:
                 times = time_steps(
                     runtimes, min(length, _LIMIT - PREFILL - 1), count, model.words, args.threads
                 )
-                peers = [seconds for name, seconds in times.items() if name != "tvmflow"]
-                ratio = times["tvmflow"] / min(peers) if peers else float("nan")
+                peers = [seconds for name, seconds in times.items() if "tvmflow" not in name]
+                ratio = next(iter(times.values())) / min(peers) if peers else float("nan")
                 cells = "".join(f"{seconds * 1e3:14.3f}" for seconds in times.values())
                 print(f"{length:6} {count:4}{cells} {ratio:7.3f}", flush=True)
 
