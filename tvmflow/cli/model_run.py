@@ -36,7 +36,6 @@ from tvmflow.runtime.statements import Statement, find_statements, read_statemen
 from tvmflow.stages import build, import_model
 from tvmflow.stages.build import KernelCall
 from tvmflow.stages.verify.comparison import Tolerance, compare, tolerance_for
-from tvmflow.stages.verify.latency import measure_peer
 from tvmflow.stages.verify.verdict import FLOAT32
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
@@ -464,6 +463,9 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
         bound, first = runtime.bound, feed.batches[0]
         expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
         actual = samples.run_samples(module.run, feed)
+        # loads TVM, which reading a bundle does not
+        from tvmflow.stages.verify.latency import measure_peer
+
         times = measure_peer(module, first, peer, {**first, **bound})
         name, notes = peer.name, [note for note in (runtime.note, peer.note) if note]
     outputs = {

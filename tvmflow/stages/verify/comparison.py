@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
-import tvm
-from tvm import relax
 
 from tvmflow.core.types import Array, Precision
-from tvmflow.graph import ir
 from tvmflow.runtime.samples import Samples, join_outputs
 from tvmflow.stages.verify.verdict import (
     ANYTHING,
@@ -27,6 +24,10 @@ from tvmflow.stages.verify.verdict import (
     OutputComparison,
     ScaledSlice,
 )
+
+if TYPE_CHECKING:
+    # `run-model` compares outputs without TVM
+    import tvm
 
 # In tensors with fewer elements, the largest value does not predict errors, and averages are noisy.
 _MIN_SLICE: Final = 256
@@ -134,6 +135,10 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     it on: values add at most one such error of the largest value, and keys one for each unit of the scores. The
     tolerance of float16 allows ten.
     """
+    from tvm import relax
+
+    from tvmflow.graph import ir
+
     if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
         return QUANTIZED
     if precision in _OF_PRECISIONS:
