@@ -19,6 +19,7 @@ NOT_DRAWN: Final = {
     "AllClassNMS": "is an operator of TVM's own that ONNX Runtime lacks",
     "MatMulInteger16": "has no kernel in ONNX Runtime",
     "Scatter": "is the old name of ScatterElements",
+    "GroupQueryAttention": "has sizes that its other operands repeat; test_onnx_attention.py has its cases",
 }
 NIGHTLY: Final = 2_000
 CHUNK: Final = 250

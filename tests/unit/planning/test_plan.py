@@ -465,7 +465,7 @@ def test_only_c_libraries_have_levels() -> None:
         ({"levels": ["x86-64-v2", "x86-64-v3"], "preset": "aarch64"}, "the target is for aarch64"),
         ({"levels": ["x86-64-v2", "x86-64-v2"]}, "'x86-64-v2' is listed twice"),
         ({"levels": ["x86-64-v2", "x86-64-v5"]}, "is not a level"),
-        ({"preset": "x86-64-any", "tvm": {"mcpu": "znver4"}}, "is that of each level"),
+        ({"preset": "x86-64-any", "tvm": {"mcpu": "znver4"}}, "is set by each level"),
         ({"preset": "host", "levels": ["x86-64-v2", "x86-64-v3"]}, "not allowed with host"),
     ],
 )

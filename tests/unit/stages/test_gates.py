@@ -165,7 +165,10 @@ def test_a_gate_runs_nothing_again_but_verify() -> None:
             "the library does not run in a program of this machine (verify.run_on); write `verify: {max_vs: {}}`",
         ),
         ({"max_memory": "8 MB", "run_on": "rpc"}, "verify.max_memory: it cannot be measured"),
-        ({"max_vs": {"tensorrt": 1.0}}, "verify.max_vs.tensorrt: TensorRT runs on NVIDIA GPUs"),
+        (
+            {"max_vs": {"tensorrt": 1.0}},
+            "verify.max_vs.tensorrt: TensorRT runs only on NVIDIA GPUs",
+        ),
     ],
 )
 def test_planning_refuses_what_cannot_be_measured(checks: dict[str, Any], problem: str) -> None:
