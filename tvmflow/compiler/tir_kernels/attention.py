@@ -206,13 +206,14 @@ class _CpuEmitter(_Emitter):
 
     def _find_mask(self) -> int | None:
         """Return the position of a mask that is added to the scores, with an element for each query and key."""
-        for step in self._attention.steps[-1:]:
-            for position in step.operands if step.function is tirx.Add else ():
-                matrices = None if position is None else self._attention.operands[position].matrices
-                if matrices is not None and matrices.column == 1:
-                    is_single = same_size(self._attention.queries, 1)
-                    return position if is_single or not same_size(matrices.row, 0) else None
-        return None
+        a = self._attention
+        operands = a.steps[-1].operands if a.steps and a.steps[-1].function is tirx.Add else ()
+        position = next((operand for operand in operands if operand is not None), None)
+        if position is None:
+            return None
+        matrices = a.operands[position].matrices
+        has_rows = same_size(a.queries, 1) or not same_size(matrices.row, 0)
+        return position if matrices.column == 1 and has_rows else None
 
     @property
     def _has_one_mask(self) -> bool:
