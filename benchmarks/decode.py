@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import subprocess
 import time
@@ -155,10 +156,10 @@ def open_openvino(path: Path, model: Llama, threads: int) -> Runtime:
     beam = op.parameter([1], np.int32, name="beam_idx")
     beam.output(0).get_tensor().set_names({"beam_idx"})
     for product in network.get_ordered_ops():
-        weights = (
-            product.input_value(0).get_node() if product.get_type_name() == "MatMul" else product
-        )
-        if weights.get_type_name() != "Softmax" or weights is product:
+        if product.get_type_name() != "MatMul":
+            continue
+        weights = product.input_value(0).get_node()
+        if weights.get_type_name() != "Softmax":
             continue
         # as OpenVINO's own converter of language models writes attention, so that it is fused with its cache
         masked = weights.input_value(0).get_node()
@@ -240,6 +241,7 @@ def open_llama(path: Path, library: ctypes.CDLL, threads: int, *, is_float32: bo
     return Runtime(step, lambda length: library.bench_truncate(context, length))
 
 
+@functools.cache
 def compile_llama(folder: Path, build: Path) -> ctypes.CDLL:
     """Compile and load `latency/llama.c` with the libllama in a build folder of llama.cpp."""
     target, source = folder / "llama.so", build.parent
