@@ -155,7 +155,7 @@ class Streaming(nn.Module):
 
 
 class Cached(nn.Module):
-    """Attention over a cache of a fixed size, of which each call writes the token at its position."""
+    """Attention over a cache of a fixed size; each call writes the row at its position."""
 
     def __init__(self) -> None:
         super().__init__()

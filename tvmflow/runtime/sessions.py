@@ -148,7 +148,7 @@ class Session:
             tokens: The tokens of the prompt, at least one.
             max_tokens: The most tokens to generate; None for as many as the states can hold.
             stop: Tokens that end the generation; the stop token is yielded, too.
-            position: The position of the first token, for a model with positions or masks of which no state grows.
+            position: The position of the first token, for a model with positions or masks and without growing states.
                 Otherwise it is `length`.
             temperature: The divisor of logits; 0 chooses the token of the largest logit.
             top_k: Sample only from this many tokens with the largest logits, at most 1024; 0 for all tokens.

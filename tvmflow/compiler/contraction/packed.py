@@ -165,8 +165,8 @@ class Product(NamedTuple):
         tile_rows: The rows of a tile.
         factors: The terms whose left multiplicands are lanes of one vector; 1 if each multiplicand is loaded alone.
         stride: The distance between rows of the result, in elements; None if they are contiguous.
-        packed_depth: The length of the packed columns, of which the matmul reads `depth` terms; None if it reads all.
-        packed_start: The first of these terms.
+        packed_depth: The length of the packed columns; None if the matmul reads all of their terms.
+        packed_start: The first term that the matmul reads.
     """
 
     rows: IrSize
