@@ -54,11 +54,7 @@ _Fact = _Count | _WrongShape | None
 
 
 def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose `main` also returns the number of valid rows of each padded output.
-
-    Raises:
-        MixedRows: If an operator mixes valid rows with padding.
-    """
+    """Return a module whose `main` also returns the number of valid rows of each padded output."""
     if not ir.calls_operator(mod, NonMaxSuppression.NAME):
         return mod
     return _Analysis(mod).rewrite()
@@ -165,7 +161,6 @@ class _Analysis:
             self._refuse(operator)
 
     def _refuse(self, operator: str) -> None:
-        """Record an operator that mixes rows, unless one is recorded already."""
         self._mixing = self._mixing or operator
 
     def _follow_call(self, binding: Any, call: Any, var: Any) -> list[Any]:
@@ -280,7 +275,6 @@ def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _F
 
 
 def _read_axes(call: Any, default: Sequence[int]) -> Sequence[int]:
-    """Return the non-negative axes of an operator."""
     axes = call.attrs.axis
     if axes is None:
         return default

@@ -69,20 +69,14 @@ class SizeRanges:
         return bool(self._analyzer.can_prove(condition))
 
     def is_equal(self, one: Any, other: Any) -> bool:
-        """Return whether two sizes are provably equal."""
         difference = self.simplify_multiple(one - other)
         return isinstance(difference, int) and difference == 0
 
     def are_equal(self, sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Return whether two shapes are provably equal."""
         return len(sizes) == len(others) and all(map(self.is_equal, sizes, others))
 
     def check_equal(self, one: Any, other: Any, what: str) -> None:
-        """Check that two sizes are equal; if that cannot be proved, at samples of the dimensions' ranges.
-
-        Raises:
-            DynamicShapeProblem: if they differ; `what` is the subject of the message.
-        """
+        """Raise DynamicShapeProblem about `what` if two sizes differ at samples of the ranges."""
         if self.is_equal(one, other):
             return
         used = {str(var.name) for size in (one, other) for var in list_symbols(size)}
@@ -138,7 +132,6 @@ class SizeRanges:
         return self.simplify(tirx.min(tirx.convert(position), tirx.convert(extent)))
 
     def at_least(self, position: Any, least: Any) -> Any:
-        """Return the maximum of two positions."""
         if isinstance(position, int) and isinstance(least, int):
             return max(position, least)
         if self.is_certain(position >= least):
@@ -146,7 +139,6 @@ class SizeRanges:
         return self.simplify(tirx.max(tirx.convert(position), tirx.convert(least)))
 
     def divide_up(self, size: Any, divisor: int) -> Any:
-        """Return a size divided by a number, rounded up."""
         if isinstance(size, int):
             return -(-size // divisor)
         return self.simplify(tirx.floordiv(size + (divisor - 1), tirx.IntImm("int64", divisor)))
@@ -214,11 +206,7 @@ class SizeRanges:
 
 
 def shape_text(sizes: Sequence[Any]) -> str:
-    """Return the sizes of a tensor for messages, with the names of dimensions.
-
-    Raises:
-        NoSize: if a size does not depend only on dimensions.
-    """
+    """Return the sizes of a tensor for messages; NoSize if one does not follow from dimensions."""
     return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
 
 

@@ -149,11 +149,7 @@ class Graph:
     def add_several(
         self, operator: str, count: int, *operands: Operand, **attributes: Any
     ) -> list[Value]:
-        """Add a node with `count` results, or fold it if all operands are constant.
-
-        Raises:
-            ValueError: if the shape of a result is data-dependent, or has too many elements.
-        """
+        """Add a node with `count` results, or fold it if all operands are constant."""
         dtype = next((value.dtype for value in operands if isinstance(value, Value)), "")
         values = [v if isinstance(v, Value) else self.number(v, dtype) for v in operands]
         return self._add(self._node(operator, count, values, attributes), values)
@@ -161,11 +157,7 @@ class Graph:
     def add_own(
         self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
     ) -> Value:
-        """Add a node of an internal operator; its result has the shape of `like`.
-
-        Raises:
-            ValueError: if the result has too many elements.
-        """
+        """Add a node of an internal operator; its result has the shape of `like`."""
         sizes = _static_sizes(like)
         if None not in sizes:
             _check_elements(like.shape)
@@ -185,11 +177,7 @@ class Graph:
         attributes: Mapping[str, Any],
         custom: CustomNodes,
     ) -> list[Value]:
-        """Add a node of a custom operator, given by (domain, name), with `count` results.
-
-        Raises:
-            ValueError: if a result has too many elements.
-        """
+        """Add a node of a custom operator, given by (domain, name), with `count` results."""
         domain, name = operator
         node = self._node(name, count, operands, attributes)
         node.domain, node.name = domain, self.prefix
@@ -241,7 +229,6 @@ class Graph:
     # ------------------------------------------------------------ dynamic shapes
 
     def _add_dynamic(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        """Add a node with dynamic operands."""
         single = _single(node, [v for v in operands if not v.has_dynamic_elements])
         known = {
             v.name: SizeValue(v.array, v.dtype)
@@ -315,7 +302,6 @@ class Graph:
         return self.add(operator, self._size_value(size.a), self._size_value(size.b))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
-        """Permute the axes of a value."""
         if list(axes) == list(range(value.rank)):
             return value
         if value.array is not None:
@@ -323,7 +309,6 @@ class Graph:
         return self.add("Transpose", value, perm=list(axes))
 
     def reshape(self, value: Value, shape: Sequence[IrSize]) -> Value:
-        """Change the shape of a value."""
         if value.shape == tuple(shape):
             return value
         if value.array is not None:
@@ -331,7 +316,6 @@ class Graph:
         return self.add("Reshape", value, self.integers(shape), allowzero=1)
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Cast the elements of a value."""
         if value.dtype == dtype:
             return value
         if value.array is not None:
@@ -380,13 +364,11 @@ class Graph:
         return start, self.ranges.at_least(stop, start), step
 
     def split(self, value: Value, axis: int, sizes: Sequence[IrSize]) -> list[Value]:
-        """Split a value along an axis."""
         if len(sizes) == 1:
             return [value]
         return self.add_several("Split", len(sizes), value, self.integers(sizes), axis=axis)
 
     def finish(self, outputs: Sequence[tuple[str, Value]]) -> onnx.ModelProto:
-        """Return the model with (name, value) outputs."""
         infos = []
         for name, value in outputs:
             source = value.name

@@ -83,12 +83,7 @@ class ReferenceProcess:
     def request(
         self, message: Message, arrays: Mapping[str, Array] | None = None
     ) -> tuple[Message, dict[str, Array]]:
-        """Send a message and return the answer.
-
-        Raises:
-            StageError: if the framework rejects the model, or the process has ended.
-            EnvironmentProblem: if the framework cannot be imported.
-        """
+        """Send a message; return the answer, or raise the StageError or EnvironmentProblem that it is."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

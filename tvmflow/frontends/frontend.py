@@ -227,7 +227,6 @@ class Frontend(ABC):
         """Return the message from which the reference process loads the model."""
 
     def _environment(self, threads: int) -> Mapping[str, str]:
-        """Return the environment variables of the reference process."""
         return {}
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:

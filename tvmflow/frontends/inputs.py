@@ -182,7 +182,6 @@ def _requested_shape(request: InputRequest) -> tuple[int, ...] | None:
 
 
 def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputProblem]:
-    """Yield the problems of one input and its request."""
     name = quoted(value.name)
     if value.problem:
         yield InputProblem(value.name, "", f"the model's input {name} {value.problem}")
@@ -219,7 +218,6 @@ def _holds(dtype: str, number: float) -> bool:
 
 
 def _shape_problem(value: ModelInput, request: InputRequest) -> str:
-    """Return why the shape of an input is invalid, or an empty string."""
     name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
     if dims is not None and 0 in dims:
         return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
@@ -297,7 +295,7 @@ def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[Siz
 
 
 def _needs_size(value: ModelInput, request: InputRequest) -> bool:
-    """Return whether the shape of an input is required in the recipe, but missing."""
+    """Return whether the recipe must give the shape of an input, but does not."""
     if value.problem or _requested_shape(request) is not None:
         return False
     return value.dims is None or any(map(_is_free, value.dims))

@@ -96,7 +96,6 @@ def _checkpoint_files(checkpoint: MxnetCheckpoint, base: Path) -> tuple[str, str
 def _checkpoint_file(
     role: str, name: str, source: MxnetSource, position: str, where: Where
 ) -> InputFile:
-    """Return the unresolved input file for a path or address of a checkpoint."""
     path, url = ("", name) if is_address(name) else (name, "")
     key = file_name(url) if url else Path(path).name
     return pinned_by_name(InputFile(role, path, position, url), key, source, where)
@@ -191,7 +190,6 @@ class MxnetFrontend(Frontend):
         return symbol, params
 
     def _check_symbol(self, file: InputFile) -> None:
-        """Raise RecipeError unless a file is a symbol."""
         start = f"{file.where}: model.mxnet.prefix"
         try:
             self.read_facts({SYMBOL: Path(file.path)})

@@ -361,7 +361,6 @@ def _batch_dot(op: Op) -> Value:
 
 
 def _matrices(op: Op) -> list[Value]:
-    """Return both inputs, transposed if the attributes request it."""
     matrices = [op[0], op[1]]
     for index, key in enumerate(("transpose_a", "transpose_b")):
         if op.flag(key, False):
@@ -370,7 +369,6 @@ def _matrices(op: Op) -> list[Value]:
 
 
 def _transposed(op: Op, value: Value) -> Value:
-    """Return a value with its last two axes exchanged."""
     *batch, rows, columns = range(value.rank)
     return op.graph.transpose(value, [*batch, columns, rows])
 

@@ -98,11 +98,7 @@ def _resolve_shape(
 
 
 def _resolve_code(code: int, source: Iterator[IrSize], pending: Iterator[int]) -> Iterable[IrSize]:
-    """Return the sizes for one code; consume sizes of the data and operands of the code.
-
-    Raises:
-        StopIteration: if too few are left.
-    """
+    """Return the sizes for one code, consuming sizes of the data and operands of the code."""
     match code:
         case 0:
             return (next(source),)
@@ -166,8 +162,6 @@ def _stack(op: Op) -> Value:
 
 
 def _block_converter(operator: str) -> Converter:
-    """Return the converter of DepthToSpace or SpaceToDepth."""
-
     def convert(op: Op) -> Value:
         op.expect_rank(4)
         op.size(1)

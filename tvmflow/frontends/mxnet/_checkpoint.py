@@ -69,11 +69,7 @@ class Symbol(NamedTuple):
 
 
 def read_symbol(path: Path) -> Symbol:
-    """Return the graph in a symbol file.
-
-    Raises:
-        ImportFailed: if the file is damaged or not a symbol file.
-    """
+    """Return the graph in a symbol file; ImportFailed if the file is damaged or of another kind."""
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise not_a_symbol(path, f"it has {size:,} bytes, and the limit is {_MAX_BYTES:,}")
@@ -157,10 +153,7 @@ def _with_auxiliary_states(
 
 
 def _without_flat_axis(node: Node) -> Node:
-    """Remove axis -1 of argmax and argmin, which meant all axes before 0.9.5.
-
-    See `UpgradeJSON_000904_000905` in MXNet.
-    """
+    """Remove axis -1 of argmax and argmin, before 0.9.5 all axes (`UpgradeJSON_000904_000905`)."""
     if node.op in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         return node._replace(attrs={k: v for k, v in node.attrs.items() if k != "axis"})
     return node
@@ -184,7 +177,6 @@ _TYPE: Final = "op_type"
 
 
 def find_operator(node: Node, operators: Operators) -> Operator | None:
-    """Return the recipe's operator that implements a `Custom` node, or None."""
     if node.op != CUSTOM:
         return None
     return operators.find(DOMAIN, node.attrs.get(_TYPE, ""), 1)
@@ -215,7 +207,6 @@ def output_names(symbol: Symbol) -> list[str]:
 
 
 def output_name(node: Node, output: int) -> str:
-    """Return the name of MXNet for an output of a node."""
     if node.op == "null":
         return node.name
     names = _OUTPUT_NAMES.get(node.op, ())
@@ -348,11 +339,7 @@ class _Reader:
 
 
 def read_params(path: Path) -> dict[str, Weight]:
-    """Return the arrays of a checkpoint by name, without the prefixes `arg:` and `aux:`.
-
-    Raises:
-        ImportFailed: if the file is truncated, of another kind, or has sparse arrays.
-    """
+    """Return the arrays of a checkpoint by name, without the prefixes `arg:` and `aux:`."""
     import numpy as np
 
     from tvmflow.frontends.onnx.graph import Place

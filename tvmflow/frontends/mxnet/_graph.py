@@ -100,7 +100,6 @@ class _Conversion(NamedTuple):
     custom: CustomNodes
 
     def convert(self, live: Sequence[int], variables: Mapping[str, Value]) -> list[Value]:
-        """Convert the nodes `live` in order, and return the outputs."""
         values: dict[int, list[Value]] = {}
         for index in live:
             node = self.symbol.nodes[index]

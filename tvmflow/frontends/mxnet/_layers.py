@@ -190,7 +190,6 @@ class _Windows(NamedTuple):
     out: tuple[IrSize, ...]
 
     def pool(self, op: Op, operator: str, data: Value, **options: int) -> Value:
-        """Add a pooling operator over these windows."""
         pads = self.before + self.after
         shape = {"kernel_shape": self.kernel, "strides": self.stride, "pads": pads}
         return op.add(operator, data, **shape, **options)

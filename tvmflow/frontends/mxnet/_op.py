@@ -116,7 +116,6 @@ class Op:
         return self[index].dtype
 
     def expect_rank(self, rank: int) -> None:
-        """Refuse data of another rank."""
         if self.rank() != rank:
             self.refuse(f"its data has {self.rank()} dimensions, {rank} are needed")
 
@@ -128,7 +127,6 @@ class Op:
         return value % rank
 
     def expect_shape(self, index: int, shape: tuple[IrSize, ...]) -> Value:
-        """Return an input; refuse another shape."""
         if not self.ranges.are_equal(actual := self.sizes(index), shape):
             self.refuse(
                 f"its input {quoted(self._input_names[index])} has the shape {shown(actual)}, but {shown(shape)} is needed "
@@ -176,7 +174,6 @@ class Op:
         return self._parsed(key, default, int, "an integer")
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
-        """Return an integer attribute that may be None."""
         if self._attrs.get(key) in _NONE:
             # None in the symbol overrides the default.
             self.ignore(key)
@@ -187,14 +184,12 @@ class Op:
         return self._parsed(key, default, _number, "a number")
 
     def choice(self, key: str, default: str, supported: Sequence[str]) -> str:
-        """Return a string attribute; refuse values that are not in `supported`."""
         value = self._parsed(key, default, str, "a string")
         if value not in supported:
             self.refuse(f"{key}={quoted(value)} is not supported, only {', '.join(supported)}")
         return value
 
     def lookup(self, key: str, default: str, table: Mapping[str, _Value]) -> _Value:
-        """Return the entry of `table` for a string attribute; refuse other values."""
         return table[self.choice(key, default, tuple(table))]
 
     def integers(self, key: str, default: tuple[int, ...] = _REQUIRED) -> tuple[int, ...]:
@@ -239,7 +234,7 @@ class Op:
     # -- results ---------------------------------------------------------------------------
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Value:
-        """Add an ONNX node; numbers become constants with the dtype of the first value."""
+        """Add an ONNX node; see `Graph.add_several`."""
         return self.graph.add(operator, *operands, **attributes)
 
     def scalar(self, value: float, dtype: str | None = None) -> Value:
@@ -247,7 +242,6 @@ class Op:
         return self.graph.number(value, dtype or self.dtype())
 
     def filled(self, value: float, shape: Sequence[IrSize], dtype: str) -> Value:
-        """Return a tensor filled with a value."""
         return self.add("Expand", self.scalar(value, dtype), self.graph.integers(shape))
 
     def along(self, vector: Value, axis: int) -> Value:
@@ -257,18 +251,15 @@ class Op:
         return self.graph.reshape(vector, shape)
 
     def reduce(self, operator: str, value: Value, axes: Sequence[int], *, keep: bool) -> Value:
-        """Reduce a value along one or more axes."""
         return self.add(operator, value, self.graph.integers(axes), keepdims=int(keep))
 
     def check_constant(self, elements: int) -> None:
-        """Refuse a constant with too many elements."""
         if elements > _MAX_CONSTANT_ELEMENTS:
             self.refuse(
                 f"it makes a constant of {elements:,} elements, and the limit is {_MAX_CONSTANT_ELEMENTS:,}"
             )
 
     def refuse(self, reason: str, fix: str = "") -> NoReturn:
-        """Reject this node."""
         read = [index for index in range(len(self)) if self.reads(index)]
         if not fix and any(is_dynamic(size) for index in read for size in self.sizes(index)):
             fix = DYNAMIC_FIX

@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 
 
 def import_mxnet() -> Any:
-    """Import and return `mxnet`, with NumPy's removed aliases added to `numpy`.
-
-    Raises:
-        ImportError: for any error of the import.
-    """
+    """Import and return `mxnet`, with NumPy's removed aliases; ImportError for any error."""
     warnings.simplefilter("ignore")
     for alias in (bool, int, float, complex, object, str):
         if alias.__name__ not in vars(np):
@@ -87,7 +83,6 @@ class _Model(LoadedReference):
         self._shapes = shapes
 
     def _register_operators(self, mx: Any, first: Message) -> None:
-        """Register the references of the recipe's operators with MXNet."""
         from tvmflow.custom_operators.loading import load_operators
 
         files = {role: Path(path) for role, path in first["operators"].items()}
@@ -166,8 +161,6 @@ def _register_one(
                 self.assign(target, kind, mx.nd.array(result, dtype=target.dtype))
 
     class Properties(mx.operator.CustomOpProp):  # type: ignore[misc]
-        """Names, shapes and dtypes of inputs and outputs."""
-
         def __init__(self, **attributes: str) -> None:
             super().__init__(need_top_grad=False)
             self._attributes = attributes

@@ -85,7 +85,6 @@ _METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "
 
 
 def read_interpolation(attributes: Mapping[str, Any]) -> Interpolation:
-    """Return how a Resize finds the values of pixels."""
     return Interpolation(
         method=_METHODS[attribute_text(attributes, "mode", "nearest")],
         coordinates=attribute_text(attributes, "coordinate_transformation_mode", "half_pixel"),
@@ -114,14 +113,12 @@ def list_sizes(expr: Any) -> list[Any]:
 
 
 def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return the value of a constant operand."""
     if not isinstance(expr, tvm.ir.Constant):
         raise ValueError(f"{name} depends on the inputs, which is not supported")
     return np.asarray(expr.value.numpy())
 
 
 def known_integer(expr: Any, name: str) -> int:
-    """Return the value of a constant operand of one element."""
     return int(known_array(expr, name).reshape(()))
 
 
@@ -355,7 +352,6 @@ def convert_mean(node: NodeToConvert) -> Any:
 
 
 def convert_bit_cast(node: NodeToConvert) -> Any:
-    """Reinterpret values as another dtype of the same size (bitcast)."""
     [x] = node.inputs
     dtype = graph.dtype_of(node.attributes["to"])
     if "bool" in (dtype, dtype_of(x)):
@@ -498,14 +494,12 @@ def convert_reduce_mean(node: NodeToConvert) -> Any:
 
 
 def convert_reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
-    """Return maxima or minima, also of booleans."""
     dtype = dtype_of(node.inputs[0])
     reduction = Reduction(_extreme(reduce), empty=empty)
     return _convert_as(node, reduction, "uint8" if dtype == "bool" else dtype)
 
 
 def _convert_as(node: NodeToConvert, reduction: Reduction, dtype: str) -> Any:
-    """Cast data to another dtype, reduce them, and cast the result back."""
     data, *rest = node.inputs
     if dtype_of(data) == dtype:
         return convert_reduction(node, reduction)
@@ -567,14 +561,12 @@ def refuse_empty_images(convert: Converter) -> Converter:
 
 
 def convert_global_lp_pool(node: NodeToConvert) -> Any:
-    """Return for each channel the Lp norm of all its pixels."""
     [x], p = node.inputs, node.integer("p", 2)
     axes = list(range(2, len(list_sizes(x))))
     return _root(node.emit(relax.op.sum(_power(x, p), axes, True)), p)
 
 
 def convert_lp_pool(node: NodeToConvert) -> Any:
-    """Return the Lp norm of each window."""
     [x], p = node.inputs, node.integer("p", 2)
     powers = node.emit(_power(x, p))
     return _root(node.emit(_sum_windows(node, powers)), p)
@@ -623,7 +615,6 @@ def _sum_windows(node: NodeToConvert, x: Any) -> Any:
 
 
 def _power(x: Any, p: int) -> Any:
-    """Return |x| to a power."""
     if p in (1, 2):
         return relax.op.abs(x) if p == 1 else square(x)
     return relax.op.power(relax.op.abs(x), constant(float(p), x))
@@ -668,13 +659,11 @@ def convert_top_k(node: NodeToConvert) -> Any:
 
 
 def convert_cum_sum(node: NodeToConvert) -> Any:
-    """Return cumulative sums along a constant axis."""
     known_array(node.inputs[1], "axis")
     return node.by_tvm()
 
 
 def convert_cum_prod(node: NodeToConvert) -> Any:
-    """Return cumulative products along an axis."""
     x, axis = node.inputs
     axis = known_integer(axis, "axis") % len(list_sizes(x))
     data = node.emit(relax.op.flip(x, axis)) if node.is_set("reverse") else x

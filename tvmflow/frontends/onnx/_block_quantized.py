@@ -61,11 +61,7 @@ _FIX: Final = (
 
 
 def convert_block_quantized(model: ModelProto) -> ModelProto:
-    """Replace the nodes that read constant 4-bit or block-quantized weights.
-
-    Raises:
-        ImportFailed: when the operands' shapes or dtypes do not match, or are not supported.
-    """
+    """Replace the nodes that read constant 4-bit or block-quantized weights."""
     constants: dict[str, TensorProto] = {}
     additions = _Additions(model)
     has_converted = False

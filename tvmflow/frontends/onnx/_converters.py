@@ -126,7 +126,6 @@ def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int
 
 
 def convert_conv_integer(node: NodeToConvert) -> Any:
-    """Return the convolution of 8-bit values minus their zero points, as int32."""
     data, weights, *zero_points = node.inputs
     attributes, rank = node.attributes, len(list_sizes(data)) - 2
     node.refuse_auto_pad()
@@ -149,7 +148,6 @@ def convert_conv_integer(node: NodeToConvert) -> Any:
 
 
 def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any:
-    """Return 8-bit values as int32, minus their zero point if they have one."""
     wide = node.cast(data, "int32")
     return wide if zero_point is None else node.emit(wide - relax.op.astype(zero_point, "int32"))
 
@@ -428,7 +426,6 @@ def convert_tile(node: NodeToConvert) -> Any:
 
 
 def convert_col2im(node: NodeToConvert) -> Any:
-    """Return images; each pixel is the sum of the overlapping blocks that cover it."""
     columns, *operands = node.inputs
     names = ("image_shape", "block_shape")
     image, block = (known_array(x, name).tolist() for x, name in zip(operands, names, strict=True))
@@ -555,7 +552,6 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def _windows(node: NodeToConvert) -> Windows:
-    """Return the windows of a pooling operator."""
     sizes = list(node.attributes["kernel_shape"])
     rank = len(list_sizes(node.inputs[0])) - 2
     for name, count, least in (
@@ -719,7 +715,6 @@ def _known_or(expr: Any, name: str, default: Any) -> Any:
 
 
 def convert_block_quantized(node: NodeToConvert) -> Any:
-    """Return 4- or 8-bit block-quantized weights, dequantized."""
     sizes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
     operator = BlockQuantizedWeights(**sizes, rounds_data=node.is_set("rounds_data"))
     return operator.call(*BlockQuantizedOperands(*node.inputs))
@@ -733,7 +728,6 @@ def convert_take(node: NodeToConvert) -> Any:
 
 
 def convert_own(node: NodeToConvert, operator: type[ModelOperator]) -> Any:
-    """Return the result of an operator that tvmflow defines, with the attributes of the node."""
     kinds = get_type_hints(operator)
     fields = {f.name: kinds[f.name](node.attributes[f.name]) for f in dataclasses.fields(operator)}
     return node.builder.emit(operator(**fields).call(*node.inputs))

@@ -33,7 +33,6 @@ class ObservedModel(NamedTuple):
     nodes: Sequence[tuple[str, str, Mapping[str, str]]]
 
     def read(self, results: Mapping[str, Any]) -> list[ObservedNode]:
-        """Return the shares of each node, given the outputs by name."""
         return [
             ObservedNode(label, operator, {b: float(results[name]) for b, name in branches.items()})
             for label, operator, branches in self.nodes

@@ -46,7 +46,6 @@ class Windows(NamedTuple):
         return cls(sizes, strides, dilations, pads[:rank], pads[rank:])
 
     def make_axes(self) -> list[Any]:
-        """Return reduction axes over the elements of a window."""
         return [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(self.sizes)]
 
 

@@ -180,7 +180,6 @@ class _Reader:
             )
 
     def _count(self, child: str) -> None:
-        """Count one field of a graph or function, and the message (of kind `child`) in it."""
         self._visited += 1
         if child:
             self._messages += 1

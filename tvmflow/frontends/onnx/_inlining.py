@@ -68,11 +68,7 @@ _MAX_DEPTH: Final = 30
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """Replace calls of the model's functions by their bodies, in the newest opset that any of them uses.
-
-    Raises:
-        ImportFailed: when a call does not match its function, or an opset cannot be converted.
-    """
+    """Replace calls of the model's functions by their bodies, in the newest opset that any of them uses."""
     if not model.functions:
         return model
     inlined = copy.deepcopy(model)
@@ -288,12 +284,10 @@ class _Inliner:
 
 
 def _list_attributes(call: NodeProto, function: FunctionProto) -> dict[str, AttributeProto]:
-    """Return the attributes of a call by name, including the function's defaults."""
     return {a.name: a for a in (*function.attribute_proto, *call.attribute)}
 
 
 def _prefix(call: NodeProto, function: FunctionProto) -> str:
-    """Return the prefix for the names of an inlined call's values."""
     return f"{call.name or next(filter(None, call.output), function.name)}/"
 
 
@@ -302,7 +296,6 @@ def _depth(nodes: Iterable[NodeProto]) -> int:
 
 
 def _check_call(call: NodeProto, function: FunctionProto) -> None:
-    """Raise ImportFailed if a call has more inputs or outputs than its function."""
     for noun in ("input", "output"):
         given, known = getattr(call, noun), getattr(function, noun)
         if len(given) > len(known):
@@ -349,7 +342,6 @@ def _since(node: NodeProto, opset: int) -> int:
 
 
 def _changes(nodes: Iterable[NodeProto], version: int, opset: int) -> bool:
-    """Return whether any operator of the nodes differs between two opsets."""
     standard = [node for node in with_inner_nodes(nodes) if is_standard(node)]
     return any(0 < _since(node, version) != _since(node, opset) for node in standard)
 
@@ -379,7 +371,6 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
 
 
 def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
-    """Return the type of each value, as far as ONNX can infer it."""
     # The converter needs no types for most operators, so a failure of the inference is no error here.
     with contextlib.suppress(Exception):
         model = onnx.shape_inference.infer_shapes(model)
@@ -483,7 +474,6 @@ class _Iterations(Replacement):
         self.add("Concat", *wide, output=output, axis=axis)
 
     def finish(self, states: Sequence[str], outputs: Sequence[str]) -> None:
-        """Copy the final values of the states to the loop's outputs."""
         for state, output in zip(states, outputs, strict=False):
             if output:
                 self.add("Identity", state, output=output)
@@ -736,7 +726,6 @@ def _name_values(graph: GraphProto, taken: set[str]) -> None:
 
 
 def inline_known_branches(model: ModelProto) -> ModelProto:
-    """Replace each If whose condition is constant by the branch that it selects."""
     known = known_values(model)
     kept: list[NodeProto] = []
     for node in model.graph.node:

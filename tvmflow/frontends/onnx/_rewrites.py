@@ -41,7 +41,6 @@ class Rewriting(Replacement):
         self.element_type = next((types[name] for name in node.input if name in types), 0)
 
     def names(self, count: int) -> list[str]:
-        """Return the names of the first `count` operands, except missing ones."""
         return [name for name in self.node.input[:count] if name]
 
     def shape(self, position: int) -> tuple[int, ...] | None:
@@ -55,7 +54,6 @@ class Rewriting(Replacement):
         return {name: self.attributes[name] for name in names if name in self.attributes}
 
     def omit(self, *names: str) -> dict[str, Any]:
-        """Return all attributes except the named ones."""
         return {name: value for name, value in self.attributes.items() if name not in names}
 
     def replace(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
@@ -451,7 +449,6 @@ def rewrite_matmul_to_float(node: Rewriting) -> str:
 
 
 def rewrite_matmul(node: Rewriting) -> str | None:
-    """Rewrite a matmul with transposed operands and a scale."""
     left, right = (_transposed(node, position, side) for position, side in enumerate("AB"))
     if left is None or right is None:
         return None
@@ -476,7 +473,6 @@ def _transposed(node: Rewriting, position: int, side: str) -> str | None:
 
 
 def rewrite_fused_gemm(node: Rewriting) -> str:
-    """Rewrite a Gemm with a fused activation."""
     own = node.pick("alpha", "beta", "transA", "transB")
     product = node.add("Gemm", *node.names(3), **own)
     parameters = node.pick(*(f"activation_{name}" for name in ("alpha", "beta", "gamma")))
@@ -485,7 +481,6 @@ def rewrite_fused_gemm(node: Rewriting) -> str:
 
 
 def rewrite_fused_convolution(node: Rewriting) -> str:
-    """Rewrite a convolution with a fused addition and activation."""
     kept = node.omit("activation", "activation_params")
     result = node.add("Conv", *node.names(3), **kept)
     if node.name(3):
@@ -501,7 +496,6 @@ def rewrite_quick_gelu(node: Rewriting) -> str:
 
 
 def rewrite_rms_norm(node: Rewriting) -> str | None:
-    """Rewrite an RMS normalization of the last axes."""
     axis, shape = node.attributes.get("axis", -1), node.shape(0)
     if axis >= 0:
         if shape is None:
@@ -511,7 +505,6 @@ def rewrite_rms_norm(node: Rewriting) -> str | None:
 
 
 def rewrite_skip_rms_norm(node: Rewriting) -> str | None:
-    """Rewrite an addition followed by an RMS normalization."""
     if node.result(1) or node.result(2):
         return None
     names = [node.name(0), node.name(1)]

@@ -32,7 +32,6 @@ _MASKED: Final = -10000.0
 
 
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
-    """Refuse a node that has unsupported attributes or operands."""
     found = [name for name in names if node.attributes.get(name, 0)]
     found += [name for index, name in operands.items() if node.operand(index) is not None]
     if found:

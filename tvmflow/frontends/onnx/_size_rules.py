@@ -409,7 +409,6 @@ def follow_space_to_depth(sizes: Sizes, node: NodeProto) -> None:
 
 
 def follow_top_k(sizes: Sizes, node: NodeProto) -> Any:
-    """Refuse a TopK whose number of results (K) is dynamic."""
     count = sizes.dynamic_operand(node, 1)
     if count is not None:
         raise DynamicShapeProblem(f"its K is {shape_text(count)}, and it needs a number")

@@ -175,12 +175,7 @@ def _call_operator(
     outputs: Sequence[str],
     builder: relax.BlockBuilder,
 ) -> list[Any]:
-    """Call an operator's implementation for a node; return its results, each as a variable.
-
-    Raises:
-        StageError: if the implementation raises; the error has file and line.
-        ImportFailed: if the implementation returns too few results, or a result that is not a tensor.
-    """
+    """Call an operator's implementation for a node; return its results, each as a variable."""
     operands = [None if value is None else builder.emit(value) for value in inputs]
     tensors = tuple(None if operand is None else _tensor_of(operand) for operand in operands)
     node = replace(node, inputs=tensors, _builder=builder, _sources=operators.sources)
@@ -220,7 +215,6 @@ def _operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
 
 
 def _set_type(model: ModelProto, typed: onnx.ValueInfoProto) -> None:
-    """Set the type of a value or output in the main graph."""
     declared = (*model.graph.output, *model.graph.value_info)
     own = next((value for value in declared if value.name == typed.name), None)
     (own or model.graph.value_info.add()).CopyFrom(typed)

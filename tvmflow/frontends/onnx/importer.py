@@ -484,6 +484,5 @@ def _specs(
     kinds: Iterable[Any],
     largest: Mapping[str, int],
 ) -> list[TensorSpec]:
-    """Return the specs of ONNX values, with the shapes and dtypes of their Relax types."""
     pairs = zip(values, kinds, strict=True)
     return [tensor_spec(value.name, kind, largest) for value, kind in pairs]

@@ -95,7 +95,6 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
 
 
 def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
-    """Return the file and the byte range of a tensor's external data."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name, location = quoted(tensor.name), entries.get("location", "")
     path = files.get(f"{EXTERNAL}{location}") or files.get(f"{EXTERNAL}{PurePosixPath(location)}")
@@ -124,7 +123,6 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
 
 
 def _load(tensor: TensorProto, place: Place) -> None:
-    """Read a tensor's external data into the tensor."""
     try:
         with Path(place.file).open("rb") as stream:
             stream.seek(place.offset)
@@ -409,7 +407,6 @@ def check_tensors(model: ModelProto) -> None:
 
 
 def _tensor_problem(tensor: TensorProto) -> str:
-    """Return what is wrong with a tensor; empty if nothing is."""
     dims = list(tensor.dims)
     if any(size < 0 for size in dims):
         return f"has the shape {dims}"

@@ -187,7 +187,6 @@ def _list_external_files(
 
 
 def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:
-    """Check that the model's files are the ones that the recipe pins."""
     valid = {_normal(name) for name in names}
     for name in source.files or ():
         if _normal(name) not in valid:

@@ -59,7 +59,6 @@ class PytorchSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return the facts of an archive for planning."""
     archive = read_archive(path)
     outputs = zip(archive.outputs, archive.output_types, strict=True)
     return ModelFacts(archive.inputs, outputs=tuple(ModelOutput(n, *t) for n, t in outputs))

@@ -146,12 +146,7 @@ _SIZE: Final = _Extent(_SIZE_BITS, 1.0)
 
 
 def _measure(node: ast.expr) -> _Extent:
-    """Return upper bounds of a formula.
-
-    Raises:
-        ValueError: if the tree is not a formula.
-        _TooLarge: if a part of the formula is too large.
-    """
+    """Return upper bounds of a formula; ValueError if it is none, _TooLarge if a part is too large."""
     extent = _measure_part(node)
     if extent.bits > _MAX_BITS or extent.terms > _MAX_TERMS:
         raise _TooLarge
@@ -398,12 +393,7 @@ class Archive(NamedTuple):
 
 @read_once
 def read_archive(path: Path) -> Archive:
-    """Return the facts of an archive.
-
-    Raises:
-        NotAModel: if the file is not an archive, or has content that cannot be imported.
-        OSError: if the file cannot be read.
-    """
+    """Return the facts of an archive; NotAModel if it has content that cannot be imported."""
     _, document = _read_graph(path)
     try:
         check_graph(document)
@@ -417,12 +407,7 @@ def read_archive(path: Path) -> Archive:
 
 
 def copy_for_pytorch(path: Path, folder: Path) -> Path:
-    """Write a checked copy of an archive, which PyTorch may load, into a folder; return its path.
-
-    Raises:
-        NotAModel: if the file is not an archive, or its graph contains code.
-        ImportFailed: if a file in the archive is damaged.
-    """
+    """Write a checked copy of an archive, which PyTorch may load, into a folder; return its path."""
     copy = folder / "model.pt2"
     name, document = _read_graph(path)
     check_graph(document)

@@ -54,11 +54,7 @@ class Problem(Exception):
 
 
 def import_torch() -> Any:
-    """Import and return `torch`, configured to unpickle only tensors.
-
-    Raises:
-        ImportError: for any error of the import.
-    """
+    """Import `torch`, configured to unpickle only tensors; ImportError for any error."""
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     warnings.simplefilter("ignore")
     try:
@@ -141,10 +137,7 @@ def _register_stand_in(name: str, fields: Sequence[str]) -> None:
 
 
 def _leave_out_example_inputs() -> None:
-    """Make PyTorch ignore example inputs that are not only tensors.
-
-    Their classes are pickled and may not be importable; the example inputs are not needed.
-    """
+    """Ignore example inputs that are not only tensors: their classes may not be importable."""
     from torch._export.serde import serialize
 
     load: Callable[[Any], Any] = serialize.deserialize_torch_artifact
@@ -240,10 +233,7 @@ def _hold_buffers(
 
 
 def _hold_constants(program: Any, buffers: Sequence[str]) -> None:
-    """Turn constants that the model writes to into buffers.
-
-    `run_decompositions` expects only buffers to change.
-    """
+    """Turn constants that the model writes to into buffers, which may change in decompositions."""
     from torch.export.graph_signature import InputKind
 
     specs = [spec for spec in program.graph_signature.input_specs if spec.target is not None]
@@ -617,7 +607,6 @@ def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the root cause of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__
@@ -659,7 +648,6 @@ class Example(NamedTuple):
 
 
 def find_factory(name: str) -> Callable[[], Any]:
-    """Return the function `PACKAGE.MODULE:FUNCTION`."""
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -679,7 +667,6 @@ def find_factory(name: str) -> Callable[[], Any]:
 
 
 def read_result(result: Any, module_type: type) -> Example:
-    """Check a factory's result: a module and its example arguments."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"

@@ -60,7 +60,6 @@ class TfliteSource(OneFile):
 
 @read_in_worker
 def _describe(path: Path) -> ModelFacts:
-    """Return the facts of a file for planning."""
     model = _read_file(path)
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
@@ -79,14 +78,12 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
 
 
 def _unsupported_text(model: Model) -> str:
-    """Return a message about unsupported operators, or an empty string."""
     names = sorted({op.name for op in model.operators if op.name not in SUPPORTED})
     return f"tvmflow does not support the TFLite operators {names_text(names)}" if names else ""
 
 
 @read_once
 def _read_file(path: Path) -> Model:
-    """Read a file."""
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, map_file(stream) as data:

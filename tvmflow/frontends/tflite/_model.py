@@ -63,11 +63,9 @@ class Table:
         return default if place is None else _read(self._data, place, code)
 
     def integer(self, number: int, code: str, default: int = 0) -> int:
-        """Return the integer in a field, of the `struct` type `code`."""
         return int(self.scalar(number, code, default))
 
     def table(self, number: int) -> Table | None:
-        """Return the table in a field, or None."""
         place = self._place(number)
         return None if place is None else Table(self._data, self._target(place), self._budget)
 
@@ -89,7 +87,6 @@ class Table:
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def integers(self, number: int, code: str, limit: int) -> tuple[int, ...]:
-        """Return a vector of integers of the `struct` type `code`; NotAModel for more than `limit`."""
         return tuple(map(int, self.numbers(number, code, limit)))
 
     def text(self, number: int) -> str:
@@ -250,7 +247,6 @@ SUPPORTED: Final = frozenset(_FIELDS)
 
 
 def read_options(name: str, table: Table | None) -> dict[str, Any]:
-    """Return the options of an operator by name: numbers, strings, and tuples of integers."""
     options: dict[str, Any] = {}
     fields = _FIELDS.get(name) or _VARIABLE_FIELDS.get(name, "")
     for number, field in enumerate(fields.split()):
@@ -368,10 +364,7 @@ class Model(NamedTuple):
 
 
 def is_hybrid(model: Model, operator: Operator) -> bool:
-    """Return whether an operator has float32 data and integer weights.
-
-    LiteRT quantizes the data of such an operator at run time (dynamic range quantization).
-    """
+    """Return whether LiteRT quantizes the float32 data of an operator with integer weights at run time."""
     operands = [model.tensors[number] for number in operator.inputs if number >= 0]
     return any(t.dtype == "float32" and t.data is None for t in operands) and any(
         map(_is_quantized_constant, operands)
@@ -395,16 +388,11 @@ def _is_quantized_constant(tensor: Tensor) -> bool:
 
 
 def is_tflite(head: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a TFLite model."""
     return head[4:8] == IDENTIFIER
 
 
 def read_model(data: Buffer) -> Model:
-    """Read a TFLite model.
-
-    Raises:
-        NotAModel: if the file is damaged or not a TFLite model.
-    """
+    """Read a TFLite model; NotAModel if the file is damaged or of another kind."""
     if not is_tflite(data[:8]):
         raise NotAModel("it does not begin as one")
     budget = Budget(data)
@@ -483,7 +471,6 @@ class _Variables:
         self._initial: dict[_Handle, Tensor] = {}
 
     def add(self, operator: Operator) -> None:
-        """Process the next operator of the graph."""
         name, old = operator.name, operator.inputs
         inputs = tuple(self.renamed.get(number, number) for number in old)
         handle = self._handles.get(inputs[0]) if inputs else None

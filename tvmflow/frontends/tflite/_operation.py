@@ -170,17 +170,14 @@ class Operation:
         return position < len(self.inputs) and self.inputs[position] >= 0
 
     def number(self, position: int) -> int:
-        """Return the tensor index of an operand."""
         if not self.has(position):
             raise self.refusal(f"without operand {position}")
         return self.inputs[position]
 
     def real(self, position: int = 0, *, first: bool = False) -> Value:
-        """Return an operand with real (dequantized) values, with channels first or last."""
         return self.tensors.real(self.number(position), first=first)
 
     def is_first(self, position: int = 0) -> bool:
-        """Return whether an operand exists only in channels-first layout."""
         return self.tensors.is_first(self.number(position))
 
     def in_its_order(self, position: int = 0) -> tuple[Value, bool]:
@@ -226,7 +223,6 @@ class Operation:
         return list(map(self.tensors.stored, numbers))
 
     def axis(self, position: int, rank: int) -> int:
-        """Return the non-negative axis in a constant operand."""
         return self.checked_axis(self.integers(position)[0], rank)
 
     def checked_axis(self, axis: int, rank: int) -> int:
@@ -239,7 +235,6 @@ class Operation:
         self.tensors.write(self.outputs[position], self.activate(value), first=first)
 
     def activate(self, value: Value) -> Value:
-        """Apply the operator's fused activation to real values."""
         activation = self.options.get("activation", _NO_ACTIVATION)
         if activation == _NO_ACTIVATION:
             return value
@@ -289,7 +284,6 @@ class Operation:
         return self.graph.constant(value.array * factors, "float32", name)
 
     def refusal(self, case: str) -> ImportFailed:
-        """Return the error for an unsupported case of the operator."""
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
         is_dynamic = any(value.is_dynamic for value in self._computed())
