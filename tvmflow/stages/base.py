@@ -172,6 +172,21 @@ class KnownFacts:
         return cast(_T | None, self._facts.get(kind))
 
 
+def progress_event(
+    unit: str, done: int, total: int, subject: str, *, best_us: float | None = None, failed: int = 0
+) -> Event:
+    """Return the event for a measured subject, the `done`th of `total`; `best_us` are µs per call."""
+    return {
+        "event": "progress",
+        "unit": unit,
+        "done": done,
+        "total": total,
+        "workload": subject,
+        "best_us": best_us,
+        "failed": failed,
+    }
+
+
 class StageContext(NamedTuple):
     """The arguments of `run` besides its settings. Only the settings and `inputs` may affect the output.
 

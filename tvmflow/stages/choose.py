@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.core import packages
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.choices import (
     Choice,
     Choices,
@@ -23,7 +23,7 @@ from tvmflow.core.choices import (
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, latency_text
-from tvmflow.core.types import Json, RunTraits
+from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
     KnownFacts,
@@ -32,22 +32,24 @@ from tvmflow.stages.base import (
     StageTraits,
     lowering_options,
     no_files,
-    schedules_version,
+    progress_event,
 )
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.stages.tune import TrialSettings, measured_threads
+from tvmflow.stages.tune import LibrarySettings, trial_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.targets.threads import count_usable_cpus
 
 if TYPE_CHECKING:
     from tvmflow.core.choices import Operator
-    from tvmflow.tuning.libraries import Outcome
+    from tvmflow.core.fork_server import Outcome
+    from tvmflow.tuning.libraries import LibraryTimes, LoweredChoices
     from tvmflow.tuning.trials import ChoiceTimes
 
     Groups = Mapping[str, Sequence[Operator]]
 
 NAME: Final = "choose"
+
+_LOG: Final = "choices.log"
 
 # Larger models are not measured: two libraries have their weights in memory at once.
 _MAX_WEIGHT_BYTES: Final = 1 << 30
@@ -80,15 +82,14 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 """The role of the choices for the stages that read them."""
 
 
-class ChooseSettings(TrialSettings):
-    """The lowering options, the runtime, and the recipe's relative tolerance.
+class ChooseSettings(LibrarySettings):
+    """The lowering options, and the recipe's relative tolerance.
 
     `is_measurable` is False if no library can be timed here, or if it has several ISA levels. With `interim`, only
     choices from the ledger are used, and nothing is measured.
     """
 
     lowering: Lowering
-    runtime: str
     rtol: float | None = None
     is_measurable: bool = True
     interim: bool = False
@@ -98,14 +99,10 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
     """Return the lowering options, and the machine to measure on."""
     is_here = backend_for(target.tvm).RUNS_ON_HOST_CPU and not target.remote
     return ChooseSettings(
+        **trial_settings(recipe, target),
         lowering=lowering_options(recipe),
         runtime=choose_runtime(recipe, target),
         rtol=recipe.verify.rtol,
-        schedules=schedules_version(recipe),
-        target=target.tvm,
-        threads=measured_threads(target),
-        device=target.device,
-        remote=target.remote or None,
         is_measurable=is_here and not target.isa_level_target and not target.unmeasurable_reason,
     )
 
@@ -174,10 +171,6 @@ class ChooseFacts(NamedTuple):
     rule_us: float = 0.0
     reason: str = ""
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return self._asdict()
-
 
 def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
     """Measure the choices that the ledger lacks; write those that make the whole library faster."""
@@ -189,25 +182,18 @@ def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
 def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, ChooseFacts]:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import libraries, measure
-    from tvmflow.tuning.ledger import Ledger, WorkloadDescription
+    from tvmflow.tuning.ledger import WorkloadDescription
 
     if not settings.is_measurable:
         return {}, ChooseFacts(reason="no library for it can be timed here")
-    model = libraries.ChoiceLibraries(
-        imported=context.inputs["import/model.json"],
-        options=settings.lowering,
-        library=libraries.LibraryRequest(
-            lowered="",
-            target=settings.target,
-            threads=settings.threads or count_usable_cpus(),
-            runtime=settings.runtime,
-            rules_version=settings.schedules,
-        ),
-        device=settings.device,
-        locks=context.locks,
-        work=context.work,
-    )
-    rule = model.lower({}, "rule.json")
+
+    def lower(choices: Choices, name: str) -> LoweredChoices:
+        imported, path = context.inputs["import/model.json"], context.work / name
+        return libraries.LoweredChoices.lower(
+            imported, settings.target, settings.lowering, choices, path
+        )
+
+    rule = lower({}, "rule.json")
     groups = libraries.group_operators(rule.model.operators)
     if rule.has_dimensions or not groups:
         return {}, ChooseFacts()
@@ -215,8 +201,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
         return {}, ChooseFacts(
             len(groups), reason="two libraries with its weights take too much memory"
         )
-    tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
+    ledger = settings.open_ledger(context)
     ledgers = {text: ledger.workload(choice_key(text)) for text in groups}
 
     def is_allowed(choice: Choice) -> bool:
@@ -227,71 +212,100 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     known = sum(len(records.choices) for records in ledgers.values())
     measure.load_compiler(settings.target)
     with ForkServer.fork() as fork_server:
-        for done, choices in enumerate(rounds):
-            other = model.lower(choices, f"choices-{done}.json")
-            answer = model.measure(fork_server, rule, other, choices, is_whole=False)
-            for text, times in libraries.read_times(answer, groups, choices).items():
+
+        def measure_library(choices: Choices, name: str, *, is_whole: bool) -> Outcome:
+            other = lower(choices, name)
+            members = libraries.find_members(choices, other.model, rule.model)
+            payload = settings.library_request().make_payload(
+                (other.path, {}), rule.path, members, libraries.CHOICES, is_whole=is_whole
+            )
+            return settings.call_alone(
+                fork_server,
+                libraries.measure_libraries,
+                payload,
+                context=context,
+                timeout_s=libraries.TIMEOUT_S,
+                log=_LOG,
+            )
+
+        for done, tried in enumerate(rounds, 1):
+            outcome = measure_library(tried, f"choices-{done}.json", is_whole=False)
+            _check_measured("" if outcome.kind == "ok" else outcome.message)
+            for text, own in libraries.read_times(outcome.value, groups, tried).items():
                 if not ledger.description(choice_key(text)).name:
                     ledger.describe(choice_key(text), WorkloadDescription(name=text), "")
-                ledgers[text].add([times])
-            context.emit(
-                {
-                    "event": "progress",
-                    "unit": "library",
-                    "done": done + 1,
-                    "total": len(rounds),
-                    "workload": f"library {done + 1}",
-                    "best_us": None,
-                    "failed": 0,
-                }
-            )
+                ledgers[text].add([own])
+            context.emit(progress_event("library", done, len(rounds), f"library {done}"))
         chosen = libraries.choose(groups, ledgers, is_allowed)
-        records = ledger.workload(libraries.library_digest({}, [hash_file(rule.path)]))
-        measuring = None if settings.interim else fork_server
-        outcome = model.compare(measuring, rule, groups, chosen, records)
-    if settings.interim and (unknown or (chosen and outcome is None)):
-        return {}, ChooseFacts(
-            len(groups), reason="other ways are measured after the first library"
+        texts = {choice_key(text): text for text in chosen}
+        choices = {text: own.choice for text, own in chosen.items()}
+        records = ledger.workload(digest_of([{}, hash_file(rule.path)]))
+        digest = digest_of([choices, settings.schedules, settings.runtime])
+        is_missing = bool(choices) and digest not in records.libraries
+        if settings.interim and (unknown or is_missing):
+            return {}, ChooseFacts(
+                len(groups), reason="other ways are measured after the first library"
+            )
+        times = None
+        if choices:
+            times = libraries.read_or_compare(
+                *(records, digest, texts),
+                lambda keys: measure_library(
+                    {texts[key]: choices[texts[key]] for key in keys},
+                    "chosen.json",
+                    is_whole=True,
+                ),
+                keeps_undecided=False,
+            )
+            _check_measured(times.error)
+    facts = _make_facts(groups, chosen, times)
+    facts = facts._replace(measured=sum(map(len, rounds)), reused=known)
+    kept = {row.operator: chosen[row.operator].choice for row in facts.chosen if row.is_kept}
+    return kept, facts
+
+
+def _check_measured(problem: str) -> None:
+    if problem:
+        raise StageError(
+            f"libraries with other choices could not be measured: {problem}",
+            fix="set tune.choices to false to keep those of the rules",
         )
-    measured = sum(map(len, rounds))
-    facts = _make_facts(groups, chosen, outcome)._replace(measured=measured, reused=known)
-    return (outcome.choices if outcome and outcome.is_kept else {}), facts
 
 
 def _make_facts(
-    groups: Groups, chosen: Mapping[str, ChoiceTimes], outcome: Outcome | None
+    groups: Groups, chosen: Mapping[str, ChoiceTimes], times: LibraryTimes | None
 ) -> ChooseFacts:
-    """Return the facts from the measured choices and the outcome for the whole library."""
-    kept = outcome.choices if outcome and outcome.is_kept else {}
+    from tvmflow.tuning import libraries
+
+    faster = {
+        text: own for text, own in chosen.items() if times and choice_key(text) not in times.slower
+    }
+    is_kept = times is not None and times.keeps_tuned
     rows = [
         ChosenOperator(
             operator=text,
             calls=len(groups[text]),
-            rule=describe_choice(times.rule),
-            choice=describe_choice(times.choice),
-            rule_us=_microseconds(times.rule_seconds) * len(groups[text]) / times.calls,
-            us=_microseconds(times.seconds) * len(groups[text]) / times.calls,
-            is_kept=text in kept,
+            rule=describe_choice(own.rule),
+            choice=describe_choice(own.choice),
+            rule_us=_microseconds(own.rule_seconds) * len(groups[text]) / own.calls,
+            us=_microseconds(own.seconds) * len(groups[text]) / own.calls,
+            is_kept=is_kept and text in faster,
         )
-        for text, times in chosen.items()
+        for text, own in chosen.items()
     ]
     facts = ChooseFacts(
         operators=len(groups),
         chosen=tuple(sorted(rows, key=lambda row: row.us - row.rule_us)),
-        is_kept=bool(kept),
+        is_kept=is_kept,
     )
-    if outcome is None or not outcome.times.tuned:
+    if times is None or not times.tuned:
         return facts
-    pairs = outcome.times.pairs
-    low, high = pairs.limits
+    calls = {text: len(operators) for text, operators in groups.items()}
     return facts._replace(
-        found=round(outcome.found, 4),
-        speedup=round(outcome.speedup, 4),
-        low=round(1 / high, 4),
-        high=round(1 / low, 4),
-        pairs=len(pairs.first),
-        us=round(_microseconds(pairs.first), 3),
-        rule_us=round(_microseconds(pairs.second), 3),
+        **times.describe_speedup(),
+        found=round(libraries.find_gain(faster, calls, min(times.untuned)), 4),
+        us=round(_microseconds(times.tuned), 3),
+        rule_us=round(_microseconds(times.untuned), 3),
     )
 
 

@@ -7,13 +7,14 @@ ledger keeps these times, so that the same finalists always have the same winner
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
-from tvmflow.core import packages, spans
+from tvmflow.core import spans
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, without_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
@@ -26,7 +27,7 @@ from tvmflow.stages.base import (
     StageTraits,
     name_some,
     no_lines,
-    schedules_version,
+    progress_event,
 )
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
@@ -37,16 +38,15 @@ from tvmflow.stages.tune import (
     PickBestSettings,
     is_measured_by_driver,
     list_single,
-    measured_threads,
+    trial_settings,
 )
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_roofline
-from tvmflow.tuning.tuning_job import TuneFacts, call_alone
+from tvmflow.tuning.tuning_job import TuneFacts
 
 if TYPE_CHECKING:
-    from tvmflow.core.fork_server import ChildFunction, ForkServer, Outcome
+    from tvmflow.core.fork_server import ForkServer, Outcome
     from tvmflow.tuning.ledger import Ledger, WorkloadLedger
     from tvmflow.tuning.libraries import LibraryTimes
     from tvmflow.tuning.measurer import FinalistsRequest, FinalistTimes
@@ -87,13 +87,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
     if not recipe.tune.trials:
         return NO_SEARCH
     return PickBestSettings(
+        **trial_settings(recipe, target),
         tune=FinalistSettings.model_validate(recipe.tune),
         runtime=choose_runtime(recipe, target),
-        schedules=schedules_version(recipe),
-        target=target.tvm,
-        threads=measured_threads(target),
-        device=target.device,
-        remote=target.remote or None,
         by_driver=is_measured_by_driver(recipe, target),
     )
 
@@ -259,10 +255,8 @@ def _measure(
     """Return the judgement of each workload by key, the peak in GFLOPS, and the library's times."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
-    from tvmflow.tuning.ledger import Ledger
 
-    tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
+    ledger = settings.open_ledger(context)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(
@@ -281,15 +275,11 @@ def _measure(
             if wrong := [bans[trial["id"]].reason for trial in trials if trial["id"] in bans]:
                 judgements[key]["wrong"] = wrong
             context.emit(
-                {
-                    "event": "progress",
-                    "unit": "workload",
-                    "done": done,
-                    "total": len(tasks),
-                    "workload": task["names"][0],
-                    "best_us": judgements[key]["tuned_us"],
-                    "failed": sum(1 for judgement in judgements.values() if judgement["error"]),
-                }
+                progress_event(
+                    *("workload", done, len(tasks), task["names"][0]),
+                    best_us=judgements[key]["tuned_us"],
+                    failed=sum(1 for judgement in judgements.values() if judgement["error"]),
+                )
             )
         drop_negligible(judgements)
         chosen = _choose_traces(judgements, records)
@@ -410,31 +400,15 @@ def _measure_finalists(
         endpoint = RpcEndpoint.from_settings(settings.remote)
         pool = DevicePool(endpoint, fork_server, context.work / LOG)
         return measure_finalists_remotely(request, pool, context.work, timeout_s)
-    run = (settings, context, fork_server)
-    outcome = _call_alone(*run, time_finalists, request.to_json(), timeout_s)
+    outcome = settings.call_alone(
+        *(fork_server, time_finalists, request.to_json()),
+        context=context,
+        timeout_s=timeout_s,
+        log=LOG,
+    )
     if outcome.kind != "ok":
         return FinalistTimes(error=outcome.message)
     return from_json(FinalistTimes, outcome.value)
-
-
-def _call_alone(
-    settings: PickBestSettings,
-    context: StageContext,
-    fork_server: ForkServer,
-    function: ChildFunction,
-    payload: Json,
-    timeout_s: float,
-) -> Outcome:
-    """Run a function in a child process with exclusive use of the target's device."""
-    return call_alone(
-        fork_server,
-        function,
-        payload,
-        device=settings.device,
-        locks=context.locks,
-        timeout_s=timeout_s,
-        log=context.work / LOG,
-    )
 
 
 def measure_peak(
@@ -445,9 +419,12 @@ def measure_peak(
 
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
-    target, timeout_s = settings.measured_target, settings.tune.trial_timeout_s
-    run = (settings, context, fork_server)
-    outcome = _call_alone(*run, roofline.measure_peak, {"target": target}, timeout_s)
+    outcome = settings.call_alone(
+        *(fork_server, roofline.measure_peak, {"target": settings.measured_target}),
+        context=context,
+        timeout_s=settings.tune.trial_timeout_s,
+        log=LOG,
+    )
     return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
 
 
@@ -639,8 +616,6 @@ NEGLIGIBLE: Final = "its gain is negligible"
 # If tuned kernels together save a smaller share of a call, the placement of code and data in memory decides which
 # library is faster, and this changes with every build.
 _MIN_LIBRARY_GAIN: Final = 0.01
-# The timeout for compiling the model twice and calling it.
-_TIMEOUT_S: Final = 1800.0
 
 
 def drop_negligible(judgements: Mapping[str, Judgement]) -> None:
@@ -674,28 +649,26 @@ def compare_libraries(
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
     if not chosen or settings.remote or not is_in_process:
         return None
-    request = libraries.LibraryRequest(
-        lowered=str(context.inputs[LOWERED_ROLE]),
-        workloads=str(context.inputs["extract_tasks/workloads.json"]),
-        calls={task["key"]: task["weight"] for task in tasks},
-        names={task["key"]: task["names"] for task in tasks if task["key"] in chosen},
-        chosen=chosen,
-        target=settings.target,
-        # if kernels run on a device, the threads are for the steps on the CPU
-        threads=settings.threads or count_usable_cpus(),
-        runtime=settings.runtime,
-        rules_version=settings.schedules,
-    )
-    records = ledger.workload(request.library_key)
+    request = settings.library_request(str(context.inputs["extract_tasks/workloads.json"]))
+    lowered = context.inputs[LOWERED_ROLE]
+    kernels = {task["key"]: dict.fromkeys(task["names"], 1.0) for task in tasks}
 
-    def compare() -> LibraryTimes:
-        run = (settings, context, fork_server)
-        outcome = _call_alone(*run, libraries.compare_libraries, dict(vars(request)), _TIMEOUT_S)
-        if outcome.kind != "ok":
-            return libraries.LibraryTimes(error=outcome.message)
-        return from_json(libraries.LibraryTimes, outcome.value)
+    def measure(keys: Collection[str]) -> Outcome:
+        tuned = (lowered, {key: chosen[key] for key in keys})
+        members = {key: (kernels[key], kernels[key]) for key in keys}
+        return settings.call_alone(
+            fork_server,
+            libraries.measure_libraries,
+            request.make_payload(tuned, lowered, members, libraries.TUNED),
+            context=context,
+            timeout_s=libraries.TIMEOUT_S,
+            log=LOG,
+        )
 
-    return libraries.read_or_compare(request, records, compare)
+    # the records are those of all models with the same kernels and calls
+    records = ledger.workload(digest_of({"library": {t["key"]: t["weight"] for t in tasks}}))
+    digest = digest_of([chosen, settings.schedules, settings.runtime, libraries.TUNED.rounds])
+    return libraries.read_or_compare(records, digest, sorted(chosen), measure)
 
 
 def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:
@@ -719,15 +692,9 @@ def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) 
         return {"overruled": overruled} if overruled else {}
     facts: LibraryFacts = {"overruled": overruled, "error": times.error}
     if times.tuned:
-        low, high = times.pairs.limits
-        facts |= {
-            "tuned_us": round(median(times.tuned) * 1e6, 3),
-            "untuned_us": round(median(times.untuned) * 1e6, 3),
-            "pairs": len(times.tuned),
-            "speedup": round(1 / times.pairs.ratio, 4),
-            "low": round(1 / high, 4),
-            "high": round(1 / low, 4),
-        }
+        facts |= cast(LibraryFacts, times.describe_speedup())
+        facts["tuned_us"] = round(median(times.tuned) * 1e6, 3)
+        facts["untuned_us"] = round(median(times.untuned) * 1e6, 3)
     return facts
 
 

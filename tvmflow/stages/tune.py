@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
@@ -45,6 +45,10 @@ from tvmflow.tuning.tuning_job import (
     search_name,
 )
 
+if TYPE_CHECKING:
+    from tvmflow.core.fork_server import ChildFunction, ForkServer, Outcome
+    from tvmflow.tuning.libraries import LibraryRequest
+
 
 class TrialSettings(StageSettings):
     """The machine that measures trials; `remote` describes how to reach devices behind RPC.
@@ -69,6 +73,52 @@ class TrialSettings(StageSettings):
     def measured_devices(self) -> tuple[str, ...]:
         """The device of this machine on which kernels are timed; none if devices are behind RPC."""
         return () if self.remote else (self.device["kind"],)
+
+    def open_ledger(self, context: StageContext) -> Ledger:
+        """Open the ledger of the measured target."""
+        tvm_build = packages.identity("apache-tvm")
+        return Ledger.open(context.ledger, self.measured_target, tvm_build, self.device)
+
+    def call_alone(
+        self,
+        fork_server: ForkServer,
+        function: ChildFunction,
+        payload: Json,
+        *,
+        context: StageContext,
+        timeout_s: float,
+        log: str,
+    ) -> Outcome:
+        """Run a function in a child with exclusive use of the device; its output goes to the file `log`.
+
+        Raises:
+            StageError: The run was cancelled.
+        """
+        log_path = context.work / log
+        with devices.exclusive(context.locks, self.device):
+            outcome = fork_server.call(function, payload, timeout_s=timeout_s, log=log_path)
+        if outcome.kind == "cancelled":
+            raise StageError("measuring was cancelled", fix="run it again")
+        return outcome
+
+
+class LibrarySettings(TrialSettings):
+    """The runtime of whole libraries that are compared."""
+
+    runtime: str
+
+    def library_request(self, workloads: str = "") -> LibraryRequest:
+        """Return how libraries are built; `workloads` is the path of the saved modules."""
+        from tvmflow.tuning.libraries import LibraryRequest
+
+        return LibraryRequest(
+            target=self.target,
+            # if kernels run on a device, the threads are for the steps on the CPU
+            threads=self.threads or count_usable_cpus(),
+            runtime=self.runtime,
+            rules_version=self.schedules,
+            workloads=workloads,
+        )
 
 
 class SearchSettings(Settings):
@@ -124,11 +174,10 @@ class FinalistSettings(Settings):
     min_coverage: float | None = None
 
 
-class PickBestSettings(TrialSettings):
-    """The options for measuring finalists, and the runtime of the whole library."""
+class PickBestSettings(LibrarySettings):
+    """The options for measuring finalists and the whole library."""
 
     tune: FinalistSettings
-    runtime: str
 
 
 class NoTrials(Settings):
@@ -146,9 +195,16 @@ class NoSearchSettings(StageSettings):
 NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
 
 
-def measured_threads(target: ResolvedTarget) -> int | None:
-    """Return the thread count that a target's kernels are measured with; None for a GPU."""
-    return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
+def trial_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, Any]:
+    """Return the fields of `TrialSettings`, except `by_driver`."""
+    return {
+        "schedules": schedules_version(recipe),
+        "target": target.tvm,
+        # kernels of a GPU have no CPU threads
+        "threads": target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None,
+        "device": target.device,
+        "remote": target.remote or None,
+    }
 
 
 def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
@@ -223,13 +279,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
     if not recipe.tune.trials:
         return NO_SEARCH
     return TuneSettings(
+        **trial_settings(recipe, target),
         tune=SearchSettings.model_validate(recipe.tune),
-        schedules=schedules_version(recipe),
-        target=target.tvm,
-        threads=measured_threads(target),
-        device=target.device,
         unmeasurable_reason=target.unmeasurable_reason,
-        remote=target.remote or None,
         by_driver=is_measured_by_driver(recipe, target),
     )
 
@@ -289,15 +341,14 @@ def search(
             f"nothing can be measured for this target on this machine: {settings.unmeasurable_reason}",
             fix="set tune.trials to 0 for it, or tune on a machine that can run it",
         )
-    tune, tvm_build, host = settings.tune, packages.identity("apache-tvm"), read_host()
-    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
+    tune, host, ledger = settings.tune, read_host(), settings.open_ledger(context)
     _describe_workloads(ledger, tasks)
     measure_context = measurer.MeasureContext(
         target=settings.measured_target,
         device=settings.device,
         rules_version=settings.schedules,
         locks=context.locks,
-        tvm=tvm_build,
+        tvm=packages.identity("apache-tvm"),
         host={
             "arch": host.arch,
             "model": host.model,

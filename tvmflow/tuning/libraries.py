@@ -1,7 +1,7 @@
-"""Measure whole libraries interleaved: tuned against untuned, alternatives against the rules' choices.
+"""Compare whole libraries that differ in some members: tuned kernels, or alternatives of operators.
 
 A schedule that is faster in isolation, with its data in the cache, may be slower between other kernels, and an
-alternative of an operator may change its neighbors' layouts. So each kernel is timed again inside the library, slower
+alternative of an operator may change its neighbors' layouts. So each member is timed again inside the library, slower
 ones are dropped, and both libraries are called interleaved. Weights are random: times do not depend on them, so a
 model with new weights has the same choices. A library with dynamic shapes is measured at each tuning size.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from tvmflow.compiler import LoweringOptions
-from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.choices import Choice, Choices, Operator, choice_key, choice_text
+from tvmflow.core.codec import from_json
 from tvmflow.core.dimensions import evaluate_shape, list_tuning_sizes, specs_at
 from tvmflow.core.errors import StageError
-from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.fork_server import Emit, Outcome
 from tvmflow.core.statistics import (
     MIN_PAIRS,
     PairedTimes,
@@ -38,7 +38,6 @@ from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.targets.backends import backend_for
 from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.trials import ChoiceTimes, LibraryRecord, timestamp
-from tvmflow.tuning.tuning_job import call_alone
 
 if TYPE_CHECKING:
     import tvm
@@ -48,94 +47,86 @@ if TYPE_CHECKING:
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
 
-# The timeout for compiling the model twice and calling it.
-_TIMEOUT_S: Final = 1800.0
-_PROFILE_ROUNDS: Final = MIN_PAIRS + 1
-_MIN_PROFILE_ROUNDS: Final = 3
-_SECONDS: Final = 20.0
-_MIN_SECONDS_PER_TURN: Final = 0.02
+TIMEOUT_S: Final = 1800.0
+"""The timeout for compiling both libraries and calling them."""
+
 _SEED: Final = 0
 
 # An alternative must save this share of the operator's time, and this much more for each MiB by which it enlarges the
 # weights: if other processes also use caches and memory, reading weights takes longer than in this measurement.
 _MIN_GAIN: Final = 0.02
 _MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
-_LOG: Final = "choices.log"
-_CHOICE_ROUNDS: Final = 2 * MIN_PAIRS
-_CHOICE_SECONDS: Final = 30.0
-# Whole libraries are called until it is clear which is faster, for up to this time: the choice is made only once.
-_WHOLE_SECONDS: Final = 120.0
-# In each round, a library is called at least this often and this long.
-_MIN_CALLS: Final = 3
-_SECONDS_PER_TURN: Final = 0.1
-_WHOLE_SECONDS_PER_TURN: Final = 0.3
 
 _T = TypeVar("_T")
 
 Profile = Callable[[], Mapping[str, float]]
 """Runs a library once and returns the seconds of each kernel."""
 
-Kernels = Mapping[str, Mapping[str, float]]
-"""An operator -> its kernels in a library -> the share of the kernel's calls for this operator."""
+Shares = Mapping[str, float]
+"""The kernels of a member in a library -> the share of the kernel's calls for this member."""
+
+Members = Mapping[str, Sequence[Shares]]
+"""The members in which two libraries differ, each with its kernels in both libraries."""
 
 
-def profile_interleaved(
-    first: Profile,
-    second: Profile,
-    *,
-    rounds: int,
-    min_rounds: int,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-    """Profile two libraries interleaved; return a pair of profiles for each round."""
-    started = clock()
-    times: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
-    while len(times) < rounds and (len(times) < min_rounds or clock() - started <= seconds):
-        one, other = interleave([first, second], len(times))
-        times.append((one, other))
-    return times
-
-
-# ---------------------------------------------------------------- tuned and untuned
-
-
-@dataclass(frozen=True, kw_only=True)
-class LibraryRequest:
-    """A model and the schedules that were chosen for its kernels individually.
+class Turns(NamedTuple):
+    """How two libraries are measured interleaved.
 
     Attributes:
-        lowered: The path of the lowered model.
-        runtime: The setting of the runtime that executes the library.
-        rules_version: The version of the schedule rules.
-        workloads: The path of the saved modules by workload key.
-        calls: How often the model calls each workload.
-        names: The names of the kernels of each chosen workload.
+        rounds: The most profiles of each library; no further round begins after `seconds`, except the first
+            `min_rounds`.
+        calls: The fewest calls in a turn, of which the shortest counts: other processes disturb it least.
+        profile_s: The shortest duration of a turn of profiled calls; `call_s` is that of a turn of plain calls.
+        repeat_s: The shortest duration of the repeat whose mean counts as a plain call; 0 for a single call.
+        whole_s: No further pair of plain turns begins after these seconds, except the first `min_pairs`.
+        drops_unclear: Whether a member is dropped if its shortest time is longer; otherwise only if it is slower
+            beyond the noise.
     """
 
-    lowered: str
-    target: Mapping[str, Json]
-    threads: int
-    runtime: str
-    rules_version: int
-    workloads: str = ""
-    calls: Mapping[str, int] = field(default_factory=dict)
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    chosen: Mapping[str, Json] = field(default_factory=dict)
+    rounds: int
+    min_rounds: int
+    seconds: float
+    calls: int
+    profile_s: float
+    call_s: float
+    repeat_s: float
+    whole_s: float
+    min_pairs: int
+    drops_unclear: bool
 
-    @property
-    def library_key(self) -> str:
-        """The key of the records in a ledger: a digest of all workloads and their call counts."""
-        return digest_of({"library": self.calls})
 
-    @property
-    def digest(self) -> str:
-        """The digest of what is compared and how."""
-        return digest_of([self.chosen, self.rules_version, self.runtime, _PROFILE_ROUNDS])
+TUNED: Final = Turns(
+    rounds=MIN_PAIRS + 1,
+    min_rounds=3,
+    seconds=20.0,
+    calls=1,
+    profile_s=0.0,
+    call_s=0.0,
+    repeat_s=0.02,
+    whole_s=20.0,
+    min_pairs=3,
+    drops_unclear=False,
+)
+"""For a tuned library and the untuned one."""
+
+CHOICES: Final = Turns(
+    rounds=2 * MIN_PAIRS,
+    min_rounds=MIN_PAIRS,
+    seconds=30.0,
+    calls=3,
+    profile_s=0.1,
+    call_s=0.3,
+    repeat_s=0.0,
+    # until it is clear which library is faster: the choice is made only once
+    whole_s=120.0,
+    min_pairs=MIN_PAIRS,
+    drops_unclear=True,
+)
+"""For a library with alternatives of operators and the one by rule."""
 
 
 class LibraryTimes(NamedTuple):
-    """The comparison of a tuned library with the untuned one; for the fields see `LibraryRecord`.
+    """The comparison of a changed library with the original one; for the fields see `LibraryRecord`.
 
     Attributes:
         error: The reason why nothing was compared; otherwise empty.
@@ -149,119 +140,216 @@ class LibraryTimes(NamedTuple):
 
     @property
     def pairs(self) -> PairedTimes:
-        """The times of both libraries, the tuned one first."""
+        """The times of both libraries, the changed one first."""
         return PairedTimes(self.tuned, self.untuned)
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is faster, and slower at no size; or if it could not be measured."""
+        """True if the changed library is faster, and slower at no size; or if it could not be measured."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
         return bool(self.tuned) and self.pairs.is_faster and not is_slower
 
-    @classmethod
-    def of_record(cls, record: LibraryRecord) -> LibraryTimes:
-        """Return the times in a record."""
-        return cls(record.slower, record.tuned, record.untuned, sizes=record.sizes)
-
-    def to_record(self, digest: str) -> LibraryRecord:
-        """Return the record of a comparison that was just made."""
-        times = (self.slower, self.tuned, self.untuned)
-        return LibraryRecord(digest, *times, timestamp(), self.sizes)
+    def describe_speedup(self) -> dict[str, Any]:
+        """Return the count of `pairs`, and the `speedup` with its confidence limits `low` and `high`."""
+        low, high = self.pairs.limits
+        numbers = {"speedup": 1 / self.pairs.ratio, "low": 1 / high, "high": 1 / low}
+        rounded = {name: round(value, 4) for name, value in numbers.items()}
+        return {"pairs": len(self.tuned), **rounded}
 
 
 def read_or_compare(
-    request: LibraryRequest, ledger: WorkloadLedger, compare: Callable[[], LibraryTimes]
+    ledger: WorkloadLedger,
+    digest: str,
+    members: Collection[str],
+    measure: Callable[[Collection[str]], Outcome],
+    *,
+    keeps_undecided: bool = True,
 ) -> LibraryTimes:
-    """Return the ledger's comparison of these libraries, or make and record one.
+    """Return the ledger's comparison of two libraries, or make and record one.
+
+    Slower members are dropped, and the library with the others is measured, until no member is slower.
+
+    Args:
+        ledger: The records of the library.
+        digest: The digest of what is compared and how.
+        members: The members in which the libraries differ.
+        measure: Returns the outcome of `measure_libraries` for some of the members.
+        keeps_undecided: Whether a comparison that noise left undecided is recorded; otherwise it is repeated another
+            time.
 
     Raises:
         StoreError: The times cannot be recorded.
     """
-    known = ledger.libraries.get(request.digest)
-    if known is not None:
-        return LibraryTimes.of_record(known)
-    times = compare()
-    if not times.error:
-        ledger.add([times.to_record(request.digest)])
+    if known := ledger.libraries.get(digest):
+        return LibraryTimes(known.slower, known.tuned, known.untuned, sizes=known.sizes)
+    slower: set[str] = set()
+    times = LibraryTimes()
+    while left := [member for member in members if member not in slower]:
+        outcome = measure(left)
+        if outcome.kind != "ok":
+            return LibraryTimes(error=outcome.message)
+        times = from_json(LibraryTimes, outcome.value)
+        if not times.slower:
+            break
+        slower.update(times.slower)
+    times = times._replace(slower=tuple(sorted(slower)))
+    if keeps_undecided or not times.tuned or times.pairs.is_decided:
+        fields = (times.slower, times.tuned, times.untuned)
+        ledger.add([LibraryRecord(digest, *fields, timestamp(), times.sizes)])
     return times
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryRequest:
+    """How to build libraries of a model.
+
+    Attributes:
+        runtime: The setting of the runtime that executes the library.
+        rules_version: The version of the schedule rules.
+        workloads: The path of the saved modules by workload key; empty if no schedule is chosen.
+    """
+
+    target: Mapping[str, Json]
+    threads: int
+    runtime: str
+    rules_version: int
+    workloads: str = ""
+
+    def make_payload(
+        self,
+        changed: tuple[Path, Mapping[str, Json]],
+        original: Path,
+        members: Members,
+        turns: Turns,
+        *,
+        is_whole: bool = True,
+    ) -> Json:
+        """Return the payload for `measure_libraries`.
+
+        Args:
+            changed: The path of the lowered model, and the schedules chosen for its kernels by workload key.
+            original: The path of the lowered model of the library to compare with.
+            members: The members in which the libraries differ.
+            turns: How they are measured.
+            is_whole: Whether whole calls are timed, too.
+        """
+        return {
+            "request": asdict(self),
+            "libraries": [[str(changed[0]), changed[1]], [str(original), {}]],
+            "members": members,
+            "turns": turns,
+            "is_whole": is_whole,
+        }
 
 
 # ---------------------------------------------------------------- in the child
 
 
-def compare_libraries(payload: Json, emit: Emit) -> Json:
-    """Build and compare the libraries of a `LibraryRequest`: the entry point of the child.
+def measure_libraries(payload: Json, emit: Emit) -> Json:
+    """Build two libraries and measure them interleaved: the entry point of the child.
+
+    Args:
+        payload: The payload from `LibraryRequest.make_payload`.
+        emit: Not used.
 
     Returns:
-        The fields `slower`, `tuned`, `untuned` of `LibraryTimes`, and with several sizes `sizes`.
+        `members` has the seconds of each member in both libraries, for each feed. The other fields are those of
+        `LibraryTimes`; the times of whole calls are empty if a member is slower, or if they were not requested.
     """
     del emit
-    request = LibraryRequest(**payload)
-    libraries = Libraries(request)
-    untuned, tuned = libraries.load({}), libraries.load(request.chosen)
-    slower = {
-        key
-        for feed in libraries.feeds
-        for key in find_slower(
-            request.names, partial(_profile, tuned, feed), partial(_profile, untuned, feed)
-        )
-    }
-    kept = {key: trace for key, trace in request.chosen.items() if key not in slower}
-    if not kept:
-        return {"slower": sorted(slower), "tuned": [], "untuned": []}
-    if slower:
-        tuned = libraries.load(kept)
+    turns = Turns(*payload["turns"])
+    paths = dict.fromkeys(path for path, _ in payload["libraries"])
+    # libraries of one model share the weights, which may take gigabytes
+    models = {path: Libraries(LibraryRequest(**payload["request"]), path) for path in paths}
+    changed, original = (models[path].load(chosen) for path, chosen in payload["libraries"])
+    feeds = next(iter(models.values())).feeds
+
+    def profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
+        calls = _repeat(lambda: module.profile(feed, repeat=1), turns.calls, turns.profile_s)
+        profiles = [{entry.name: entry.seconds for entry in call} for call in calls]
+        return {name: min(times[name] for times in profiles) for name in profiles[0]}
+
+    members: dict[str, list[PairedTimes]] = {name: [] for name in payload["members"]}
+    for feed in feeds:
+        both = partial(profile, changed, feed), partial(profile, original, feed)
+        for name, times in time_members(*both, payload["members"], turns).items():
+            members[name].append(times)
+    slower = [name for name, feeds_times in members.items() if is_slower(feeds_times, turns)]
+    answer: dict[str, Json] = {"members": members, "slower": slower, "tuned": (), "untuned": ()}
+    if slower or not payload["is_whole"]:
+        return answer
     rows: tuple[list[list[float]], ...] = ([], [])
 
-    def measure_library(library: Module, own_rows: list[list[float]]) -> float:
-        times = libraries.latencies(library)
+    def measure_call(module: Module, own_rows: list[list[float]]) -> float:
+        def call(feed: Mapping[str, Any]) -> float:
+            return module.latency(feed, repeat=1, min_seconds=turns.repeat_s)[0]
+
+        times = [min(_repeat(partial(call, feed), turns.calls, turns.call_s)) for feed in feeds]
         own_rows.append(times)
         return geometric_means([[seconds] for seconds in times])[0]
 
-    times = measure_interleaved(
-        lambda: measure_library(tuned, rows[0]),
-        lambda: measure_library(untuned, rows[1]),
-        seconds=_SECONDS,
+    whole = measure_interleaved(
+        lambda: measure_call(changed, rows[0]),
+        lambda: measure_call(original, rows[1]),
+        seconds=turns.whole_s,
+        min_pairs=turns.min_pairs,
     )
-    answer = {"slower": sorted(slower), "tuned": times.first, "untuned": times.second}
-    if len(libraries.feeds) == 1:
-        return answer
-    return {**answer, "sizes": [list(zip(*own_rows, strict=True)) for own_rows in rows]}
+    answer |= {"tuned": whole.first, "untuned": whole.second}
+    if len(feeds) > 1:
+        answer["sizes"] = [list(zip(*own_rows, strict=True)) for own_rows in rows]
+    return answer
 
 
-def find_slower(
-    names: Mapping[str, Iterable[str]],
-    profile_tuned: Profile,
-    profile_untuned: Profile,
+def time_members(
+    profile_changed: Profile,
+    profile_original: Profile,
+    members: Members,
+    turns: Turns,
     clock: Callable[[], float] = time.monotonic,
-) -> list[str]:
-    """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise."""
-    rounds = profile_interleaved(
-        profile_tuned,
-        profile_untuned,
-        rounds=_PROFILE_ROUNDS,
-        min_rounds=_MIN_PROFILE_ROUNDS,
-        seconds=_SECONDS,
-        clock=clock,
-    )
+) -> dict[str, PairedTimes]:
+    """Profile two libraries interleaved, and return the seconds of each member in both."""
+    # warm up: the first call reads the weights for the first time
+    profile_changed(), profile_original()
+    started, rounds = clock(), list[list[Mapping[str, float]]]()
+    while len(rounds) < turns.min_rounds or (
+        len(rounds) < turns.rounds and clock() - started <= turns.seconds
+    ):
+        rounds.append(interleave([profile_changed, profile_original], len(rounds)))
 
-    def pair(key: str) -> PairedTimes:
-        tuned, untuned = (
-            tuple(sum(times[side].get(name, 0.0) for name in names[key]) for times in rounds)
-            for side in (0, 1)
+    def add_up(side: int, shares: Shares) -> tuple[float, ...]:
+        return tuple(
+            sum(share * times[side].get(name, 0.0) for name, share in shares.items())
+            for times in rounds
         )
-        return PairedTimes(tuned, untuned)
 
-    called = set().union(*(times for times, _ in rounds))
-    return [key for key in sorted(names) if called & set(names[key]) and pair(key).is_slower]
+    return {
+        name: PairedTimes(*(add_up(side, shares) for side, shares in enumerate(both)))
+        for name, both in members.items()
+    }
+
+
+def is_slower(feeds: Sequence[PairedTimes], turns: Turns) -> bool:
+    """Return whether a member is slower in the changed library with any feed."""
+    if turns.drops_unclear:
+        return any(min(times.first) > min(times.second) for times in feeds)
+    # kernels that are not called take no time
+    return any(all(times.first + times.second) and times.is_slower for times in feeds)
+
+
+def _repeat(call: Callable[[], _T], calls: int, seconds: float) -> list[_T]:
+    """Return the results of at least this many calls in a row that take at least these seconds."""
+    started, results = time.monotonic(), [call()]
+    while len(results) < calls or time.monotonic() - started < seconds:
+        results.append(call())
+    return results
 
 
 class Libraries:
     """Compiles a model with schedules, and times it."""
 
-    def __init__(self, request: LibraryRequest) -> None:
+    def __init__(self, request: LibraryRequest, lowered: str) -> None:
         from tvmflow.compiler import LoweredModel, find_runtime
         from tvmflow.graph import ir
         from tvmflow.graph.dynamic_shapes import read_dimensions
@@ -270,7 +358,7 @@ class Libraries:
 
         self._request = request
         self._target = make_target(request.target)
-        self._lowered = LoweredModel.read(Path(request.lowered)).mod
+        self._lowered = LoweredModel.read(Path(lowered)).mod
         self._runtime, reason = find_runtime(self._lowered, request.runtime)
         by_driver = not backend_for(request.target).RUNS_ON_HOST_CPU
         if by_driver and self._runtime != C_RUNTIME:
@@ -329,17 +417,6 @@ class Libraries:
         pool = ThreadPool.of(threads)
         return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
 
-    def latencies(self, module: Module) -> list[float]:
-        """Return the seconds per call for each feed."""
-        return [
-            module.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
-            for feed in self.feeds
-        ]
-
-
-def _profile(module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
-    return {entry.name: entry.seconds for entry in module.profile(feed, repeat=1)}
-
 
 def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
     """Return the spec of a tensor of `main`; dynamic dimensions have the sizes in `largest`."""
@@ -377,7 +454,7 @@ def _draw_weight(spec: TensorSpec) -> Any:
     return array
 
 
-# ---------------------------------------------------------------- operators computed otherwise
+# ---------------------------------------------------------------- alternatives of operators
 
 
 def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
@@ -389,7 +466,15 @@ def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
     return groups
 
 
-def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> Kernels:
+def find_members(choices: Choices, *models: LoweredModel) -> dict[str, Sequence[Shares]]:
+    """Return the members of the chosen operators, by `choice_key`, with their kernels in each model."""
+    kernels = [
+        find_kernels(group_operators(model.operators), model.kernel_nodes) for model in models
+    ]
+    return {choice_key(text): tuple(own.get(text, {}) for own in kernels) for text in choices}
+
+
+def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> dict[str, Shares]:
     """Return the kernels that compute each operator, with their shares of calls.
 
     If different operators share a kernel, its calls are divided among them.
@@ -405,77 +490,13 @@ def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -
     }
 
 
-def measure_choices(payload: Json, emit: Emit) -> Json:
-    """Time operators in two libraries, interleaved: the entry point of the child.
-
-    Args:
-        payload: The libraries by `rule` and `other`, two `LibraryRequest`s without tuned schedules; the kernels of
-            each operator in them (`rule_kernels`, `kernels`); and whether whole calls are timed, too (`is_whole`).
-        emit: Not used.
-
-    Returns:
-        `operators` has the seconds of each operator in the two libraries; `rule` and `other` have the seconds of the
-        whole libraries, empty if not requested.
-    """
-    del emit
-    libraries = [Libraries(LibraryRequest(**payload[name])) for name in ("rule", "other")]
-    rule, other = (library.load({}) for library in libraries)
-    feed = libraries[0].feeds[0]
-
-    def profile(module: Module) -> dict[str, float]:
-        calls = _repeat(lambda: _profile(module, feed))
-        return {name: min(call[name] for call in calls) for name in calls[0]}
-
-    def latency(module: Module) -> float:
-        calls: list[float] = _repeat(
-            lambda: module.latency(feed, repeat=1, min_seconds=0.0)[0], _WHOLE_SECONDS_PER_TURN
-        )
-        return min(calls)
-
-    # warm up: the first call reads the weights for the first time
-    profile(rule), profile(other)
-    rounds = profile_interleaved(
-        lambda: profile(rule),
-        lambda: profile(other),
-        rounds=_CHOICE_ROUNDS,
-        min_rounds=MIN_PAIRS,
-        seconds=_CHOICE_SECONDS,
-    )
-    operators = {
-        text: [
-            [
-                sum(share * times[side].get(name, 0.0) for name, share in shares.items())
-                for times in rounds
-            ]
-            for side, shares in enumerate((payload["rule_kernels"][text], kernels))
-        ]
-        for text, kernels in payload["kernels"].items()
-    }
-    whole = PairedTimes((), ())
-    if payload["is_whole"]:
-        whole = measure_interleaved(
-            lambda: latency(other),
-            lambda: latency(rule),
-            seconds=_WHOLE_SECONDS,
-            min_pairs=MIN_PAIRS,
-        )
-    return {"operators": operators, "rule": whole.second, "other": whole.first}
-
-
-def _repeat(call: Callable[[], _T], seconds: float = _SECONDS_PER_TURN) -> list[_T]:
-    """Return the results of several calls in a row: other processes disturb the shortest one least."""
-    started, results = time.monotonic(), [call()]
-    while len(results) < _MIN_CALLS or time.monotonic() - started < seconds:
-        results.append(call())
-    return results
-
-
 def read_times(
     answer: Json, groups: Mapping[str, Sequence[Operator]], choices: Choices
 ) -> dict[str, ChoiceTimes]:
     """Return the times of choices in a child's answer, by operator; uncalled operators are missing."""
     times = {}
-    for text, (by_rule, seconds) in answer["operators"].items():
+    for text in choices:
+        [[seconds, by_rule]] = answer["members"][choice_key(text)]
         if all(by_rule) and all(seconds):
             times[text] = ChoiceTimes(
                 choice=dict(choices[text]),
@@ -547,6 +568,27 @@ class LoweredChoices(NamedTuple):
     path: Path
     has_dimensions: bool
 
+    @classmethod
+    def lower(
+        cls,
+        imported: Path,
+        target: Mapping[str, Json],
+        options: LoweringOptions,
+        choices: Choices,
+        path: Path,
+    ) -> LoweredChoices:
+        """Lower an imported model for a target, and write it to `path`."""
+        from tvmflow.compiler import lower
+        from tvmflow.graph import ir
+        from tvmflow.graph.dynamic_shapes import read_dimensions
+        from tvmflow.targets.tvm_target import make_target
+
+        mod = ir.load_module(imported)
+        has_dimensions = bool(read_dimensions(mod["main"]))
+        model = lower(mod, make_target(target), options, choices=choices)
+        model.write(path)
+        return cls(model, path, has_dimensions)
+
     @property
     def weight_bytes(self) -> int:
         """The size of all weights in bytes."""
@@ -558,30 +600,6 @@ class LoweredChoices(NamedTuple):
         )
 
 
-class Outcome(NamedTuple):
-    """The comparison of a library with some choices with the library by rule.
-
-    Attributes:
-        choices: The choices, without those that were slower in this library.
-        times: The times: `tuned` is the library with the choices; no times if no choice was left.
-        found: The speedup estimated from the times of the operators.
-    """
-
-    choices: Choices
-    times: LibraryTimes
-    found: float
-
-    @property
-    def speedup(self) -> float:
-        """The speedup of the library in an interleaved measurement."""
-        return 1 / self.times.pairs.ratio
-
-    @property
-    def is_kept(self) -> bool:
-        """True if the whole library is faster beyond the noise."""
-        return bool(self.choices) and bool(self.times.tuned) and self.times.pairs.is_faster
-
-
 def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_s: float) -> float:
     """Return the speedup of a library, estimated from the times of its operators."""
     saved_s = sum(
@@ -589,149 +607,3 @@ def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_
         for text, times in chosen.items()
     )
     return rule_s / max(rule_s - saved_s, rule_s / 100)
-
-
-def library_digest(choices: Choices, settings: Sequence[Json]) -> str:
-    """Return the digest of what is compared and how."""
-    return digest_of([{text: dict(choice) for text, choice in choices.items()}, *settings])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceLibraries:
-    """Builds libraries of a model with some choices, and measures them.
-
-    Attributes:
-        library: The request for each library, except for its lowered model.
-        locks: The folder of the locks of devices.
-    """
-
-    imported: Path
-    options: LoweringOptions
-    library: LibraryRequest
-    device: Mapping[str, str]
-    locks: Path
-    work: Path
-
-    def lower(self, choices: Choices, name: str) -> LoweredChoices:
-        """Lower the model with some choices, and write it to the file `name`."""
-        from tvmflow.compiler import lower
-        from tvmflow.graph import ir
-        from tvmflow.graph.dynamic_shapes import read_dimensions
-        from tvmflow.targets.tvm_target import make_target
-
-        mod, target = ir.load_module(self.imported), make_target(self.library.target)
-        has_dimensions = bool(read_dimensions(mod["main"]))
-        model = lower(mod, target, self.options, choices=choices)
-        model.write(self.work / name)
-        return LoweredChoices(model, self.work / name, has_dimensions)
-
-    def measure(
-        self,
-        fork_server: ForkServer,
-        rule: LoweredChoices,
-        other: LoweredChoices,
-        texts: Iterable[str],
-        *,
-        is_whole: bool,
-    ) -> Json:
-        """Time some operators of two libraries in a child process with exclusive use of the device.
-
-        Returns:
-            The answer of `measure_choices`.
-
-        Raises:
-            StageError: The child failed, or was cancelled.
-        """
-        payload: dict[str, Json] = {"is_whole": is_whole}
-        operators = list(texts)
-        for lowered, name, kernels in (
-            (rule, "rule", "rule_kernels"),
-            (other, "other", "kernels"),
-        ):
-            groups = group_operators(lowered.model.operators)
-            found = find_kernels(groups, lowered.model.kernel_nodes)
-            payload[kernels] = {text: dict(found.get(text, {})) for text in operators}
-            payload[name] = vars(replace(self.library, lowered=str(lowered.path)))
-        outcome = call_alone(
-            fork_server,
-            measure_choices,
-            payload,
-            device=self.device,
-            locks=self.locks,
-            timeout_s=_TIMEOUT_S,
-            log=self.work / _LOG,
-        )
-        if outcome.kind != "ok":
-            raise StageError(
-                f"libraries with other choices could not be measured: {outcome.message}",
-                fix="set tune.choices to false to keep those of the rules",
-            )
-        return outcome.value
-
-    def compare(
-        self,
-        fork_server: ForkServer | None,
-        rule: LoweredChoices,
-        groups: Mapping[str, Sequence[Operator]],
-        chosen: Mapping[str, ChoiceTimes],
-        records: WorkloadLedger,
-    ) -> Outcome | None:
-        """Compare the library with all choices with the one by rule, if the ledger lacks the comparison.
-
-        Args:
-            fork_server: A fork server with TVM; None to measure nothing.
-            rule: The model by rule.
-            groups: The operators.
-            chosen: The times of the chosen alternatives.
-            records: The records of the library.
-
-        Returns:
-            The outcome; None if nothing was chosen, or if a measurement is needed without a fork server.
-
-        Raises:
-            StageError: The libraries cannot be measured.
-            StoreError: The times cannot be recorded.
-        """
-        choices = {text: times.choice for text, times in chosen.items()}
-        digest = library_digest(choices, [self.library.rules_version, self.library.runtime])
-        known = records.libraries.get(digest)
-        if not choices:
-            return None
-        if known is not None:
-            times = LibraryTimes.of_record(known)
-        elif fork_server is None:
-            return None
-        else:
-            times = self._drop_slower(fork_server, rule, choices)
-            # a comparison that noise left undecided is not recorded, so that it is repeated another time
-            if not times.tuned or times.pairs.is_decided:
-                records.add([times.to_record(digest)])
-        kept = {text: c for text, c in choices.items() if choice_key(text) not in times.slower}
-        found = 1.0
-        if times.untuned:
-            calls = {text: len(operators) for text, operators in groups.items()}
-            kept_times = {text: chosen[text] for text in kept}
-            found = find_gain(kept_times, calls, min(times.untuned))
-        return Outcome(kept, times, found)
-
-    def _drop_slower(
-        self, fork_server: ForkServer, rule: LoweredChoices, choices: Choices
-    ) -> LibraryTimes:
-        """Time the library with all choices; drop those that make their operator slower, and repeat."""
-        slower: set[str] = set()
-        while left := {text: choice for text, choice in choices.items() if text not in slower}:
-            other = self.lower(left, "chosen.json")
-            answer = self.measure(fork_server, rule, other, left, is_whole=True)
-            lost = {
-                text
-                for text, (by_rule, seconds) in answer["operators"].items()
-                if min(seconds) > min(by_rule)
-            }
-            if not lost:
-                return LibraryTimes(_keys(slower), tuple(answer["other"]), tuple(answer["rule"]))
-            slower |= lost
-        return LibraryTimes(_keys(slower))
-
-
-def _keys(operators: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(choice_key, operators)))

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -14,9 +13,8 @@ from tvmflow.core import spans
 from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.file_locks import WaitingTime
-from tvmflow.core.fork_server import ChildFunction, Emit, ForkServer, Outcome
+from tvmflow.core.fork_server import Emit, Outcome
 from tvmflow.core.types import Json
-from tvmflow.targets import devices
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Failure
@@ -349,25 +347,3 @@ def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
             )
         return Failure(phases[-1], outcome.kind, outcome.message)
     return Failure(**outcome.value["failure"]) if "failure" in outcome.value else None
-
-
-def call_alone(
-    fork_server: ForkServer,
-    function: ChildFunction,
-    payload: Json,
-    *,
-    device: Mapping[str, str],
-    locks: Path,
-    timeout_s: float,
-    log: Path,
-) -> Outcome:
-    """Run a function in a child with exclusive use of a device.
-
-    Raises:
-        StageError: The run was cancelled.
-    """
-    with devices.exclusive(locks, device):
-        outcome = fork_server.call(function, payload, timeout_s=timeout_s, log=log)
-    if outcome.kind == "cancelled":
-        raise StageError("measuring was cancelled", fix="run it again")
-    return outcome

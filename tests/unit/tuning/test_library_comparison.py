@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tests.support.trials import DEVICE, TARGET
+from tvmflow.core.fork_server import Outcome
+from tvmflow.core.statistics import PairedTimes
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.libraries import (
-    LibraryRequest,
+    CHOICES,
+    TUNED,
     LibraryTimes,
-    find_slower,
+    is_slower,
     read_or_compare,
+    time_members,
 )
 from tvmflow.tuning.measurer import run_rounds
 
 GAINS, LOSES, EQUAL = "a" * 64, "b" * 64, "c" * 64
-NAMES = {GAINS: ["conv"], LOSES: ["dense", "dense1"], EQUAL: ["pool"]}
-REQUEST = LibraryRequest(
-    lowered="lowered.json",
-    workloads="workloads.json",
-    calls={GAINS: 1, LOSES: 2, EQUAL: 1},
-    names=NAMES,
-    chosen={GAINS: [[], []]},
-    target=TARGET,
-    threads=2,
-    runtime="c",
-    rules_version=7,
-)
+KERNELS = {GAINS: {"conv": 1.0}, LOSES: {"dense": 1.0, "dense1": 1.0}, EQUAL: {"pool": 1.0}}
+MEMBERS = {name: (kernels, kernels) for name, kernels in KERNELS.items()}
 
 
 def profile(**seconds: float) -> Mapping[str, float]:
@@ -40,13 +34,25 @@ def profile(**seconds: float) -> Mapping[str, float]:
 def test_kernels_that_lose_in_the_library_are_found() -> None:
     """All calls of a workload count together; what cannot be told apart is not a loss."""
     random.seed(0)
-    slower = find_slower(
-        NAMES,
+    times = time_members(
         lambda: profile(conv=1.0, dense=0.5, dense1=4.0, pool=1.0),
         lambda: profile(conv=2.0, dense=1.0, dense1=2.0, pool=1.0),
+        MEMBERS,
+        TUNED,
         clock=lambda: 0.0,
     )
-    assert slower == [LOSES]
+    assert [name for name, pairs in times.items() if is_slower([pairs], TUNED)] == [LOSES]
+    uncalled = [PairedTimes((0.0,) * 9, (0.0,) * 9)]
+    assert not is_slower(uncalled, TUNED)
+
+
+def test_an_alternative_that_is_not_faster_in_the_library_is_dropped() -> None:
+    """Its shortest time decides, because other processes disturb it least; a share of a kernel counts in part."""
+    members = {"half": ({"conv": 0.5}, {"conv": 1.0}), "lost": ({"dense": 1.0}, {"dense": 0.5})}
+    changed, original = {"conv": 1.9, "dense": 1.0}, {"conv": 1.0, "dense": 1.9}
+    times = time_members(lambda: changed, lambda: original, members, CHOICES, clock=lambda: 0.0)
+    assert times["half"] == PairedTimes((0.95,) * 16, (1.0,) * 16)
+    assert [is_slower([pairs], CHOICES) for pairs in times.values()] == [False, True]
 
 
 def test_of_a_few_profiles_of_a_slow_library_nothing_is_concluded() -> None:
@@ -58,10 +64,12 @@ def test_of_a_few_profiles_of_a_slow_library_nothing_is_concluded() -> None:
         next(rounds)
         return {"conv": 2.0}
 
-    slower = find_slower(
-        {GAINS: ["conv"]}, profile_tuned, lambda: {"conv": 1.0}, clock=lambda: float(next(ticks))
+    members = {GAINS: MEMBERS[GAINS]}
+    times = time_members(
+        profile_tuned, lambda: {"conv": 1.0}, members, TUNED, clock=lambda: float(next(ticks))
     )
-    assert (slower, next(rounds)) == ([], 3)
+    # the first profile is a warm-up
+    assert (is_slower([times[GAINS]], TUNED), next(rounds)) == (False, 1 + 3)
 
 
 def test_the_faster_library_is_kept() -> None:
@@ -78,14 +86,33 @@ def test_the_faster_library_is_kept() -> None:
 def test_a_comparison_is_made_once(tmp_path: Path) -> None:
     """The ledger keeps it: the same libraries have the same choice, also where it is carried; an error is not kept."""
     ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
-    answers = [LibraryTimes(error="it crashed"), LibraryTimes((LOSES,), (1.0,), (2.0,))]
+    asked: list[list[str]] = []
+    outcomes = [
+        Outcome("crashed", 0.0, "it crashed"),
+        Outcome("ok", 0.0, value={"slower": [LOSES], "tuned": [], "untuned": []}),
+        Outcome("ok", 0.0, value={"slower": [], "tuned": [1.0], "untuned": [2.0]}),
+    ]
+
+    def measure(members: Collection[str]) -> Outcome:
+        asked.append(list(members))
+        return outcomes[len(asked) - 1]
+
     results = [
-        read_or_compare(REQUEST, ledger.workload(REQUEST.library_key), lambda: answers.pop(0))
+        read_or_compare(ledger.workload("d" * 64), "e" * 64, [GAINS, LOSES], measure)
         for _ in range(3)
     ]
-    assert not answers
+    # without the slower member, the library is measured again
+    assert asked == [[GAINS, LOSES], [GAINS, LOSES], [GAINS]]
     assert [times.error for times in results] == ["it crashed", "", ""]
     assert results[1] == results[2] == LibraryTimes((LOSES,), (1.0,), (2.0,))
+
+
+def test_an_undecided_comparison_is_kept_only_on_request(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE).workload("d" * 64)
+    answer = {"slower": [], "tuned": [1.0], "untuned": [2.0]}
+    outcome = Outcome("ok", 0.0, value=answer)
+    read_or_compare(ledger, "e" * 64, [GAINS], lambda _: outcome, keeps_undecided=False)
+    assert not ledger.libraries
 
 
 def test_finalists_take_turns_until_the_fastest_is_settled() -> None:

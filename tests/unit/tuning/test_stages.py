@@ -30,7 +30,7 @@ from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages.pick_best import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import make_target, split_threads
 from tvmflow.tuning.ledger import WorkloadLedger
-from tvmflow.tuning.libraries import LibraryRequest
+from tvmflow.tuning.libraries import TUNED, LibraryRequest, measure_libraries
 from tvmflow.tuning.measure import apply_chosen
 from tvmflow.tuning.workloads import extract_workloads
 
@@ -186,19 +186,18 @@ def test_finalists_and_libraries_are_measured_at_each_size_to_tune_at(
     assert [len(rows) for rows in record.sizes] == [2, 2, 2]
     [task] = read(files["extract_tasks/tasks.json"])
     request = LibraryRequest(
-        lowered=files["lower/lowered.json"],
         workloads=files["extract_tasks/workloads.json"],
-        calls={key: 1},
-        names={key: task["names"]},
-        chosen={key: trials[0]["trace"]},
         target=split_threads(TARGET)[0],
         threads=2,
         runtime="c",
         rules_version=1,
     )
+    lowered, kernels = Path(files["lower/lowered.json"]), dict.fromkeys(task["names"], 1.0)
     outcome = fork_server.call(
-        "tvmflow.tuning.libraries:compare_libraries",
-        dict(vars(request)),
+        measure_libraries,
+        request.make_payload(
+            (lowered, {key: trials[0]["trace"]}), lowered, {key: (kernels, kernels)}, TUNED
+        ),
         timeout_s=120,
         log=pipeline.folder / "log",
         emit=lambda _: None,
