@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +11,8 @@ import tvm
 from tvm import tirx
 
 from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
-from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import last_line, names_text, quoted
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.formatting import names_text
+from tvmflow.core.types import Dimension
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.graph.dynamic_shapes import (
     NoSize,
@@ -24,7 +21,6 @@ from tvmflow.graph.dynamic_shapes import (
     plain,
     range_of,
     size_text,
-    sizes_of,
 )
 
 NO_END: Final = 1 << 31
@@ -191,10 +187,6 @@ class SizeRanges:
             raise DynamicShapeProblem(f"{text}; lower `max` under `dimensions`")
         return True
 
-    def unknown_text(self) -> str:
-        """Return the message about a result with unknown sizes."""
-        return f"its sizes do not follow from {names_text(sorted(self._dimensions))}"
-
     def _bind(self, var: Any) -> None:
         """Bind a dimension to its range in the analyzers, once."""
         dimension = self._dimensions.get(var.name)
@@ -215,37 +207,3 @@ def unfixed_text(sizes: Sequence[Any]) -> str:
     names = {str(var.name) for size in sizes for var in list_symbols(size)}
     have = "has" if len(names) == 1 else "have"
     return f"{names_text(sorted(names))} {have} no fixed size, and it needs one"
-
-
-# Words that occur only in internal errors of TVM and ONNX.
-_INTERNALS: Final = re.compile(
-    r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
-)
-# Errors about Python values, whose texts do not help users.
-_PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
-
-
-def explain_failure(error: Exception, operands: str) -> str:
-    """Return the text of an error; for an internal error, that these operands are not supported."""
-    reason = last_line(error)
-    if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
-        return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
-    return reason
-
-
-def tensor_spec(
-    name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
-) -> TensorSpec:
-    """Return the spec of a Relax tensor; `largest` has the maximum of each dimension."""
-    sizes = sizes_of(SimpleNamespace(ty=kind))
-    try:
-        if sizes is None:
-            raise NoSize
-        texts = tuple(map(size_text, sizes))
-        shape = evaluate_shape(texts, largest)
-    except (NoSize, WrongSize):
-        raise ImportFailed(
-            f"{quoted(name)} has a size that depends on the values of inputs",
-            fix="return a mask or scores in place of selected elements, or end the model before it selects",
-        ) from None
-    return TensorSpec(name, shape, str(kind.dtype), sizes=() if texts == shape else texts)

@@ -13,12 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
 from tvmflow.core.dimensions import is_name
-from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._dynamic_shapes import (
-    NO_END,
-    DynamicShapeProblem,
-    SizeRanges,
-)
+from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, SizeRanges
 from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends.frontend import ImportCall
 from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
@@ -34,6 +30,7 @@ from tvmflow.frontends.onnx.graph import (
     leave_in_file,
     make_evaluator,
     make_single,
+    value_info,
 )
 from tvmflow.frontends.onnx.importer import import_prepared, infer_results
 from tvmflow.frontends.onnx.operators import compute_sizes
@@ -116,7 +113,7 @@ class Graph:
     def input(self, spec: TensorSpec) -> Value:
         self._names.add(spec.name)
         sizes = spec.sizes or spec.shape
-        self._inputs.append(_value_info(spec.name, spec.dtype, sizes))
+        self._inputs.append(value_info(spec.name, spec.dtype, sizes))
         for axis, size in enumerate(sizes):
             if is_name(size):
                 largest = Value(spec.name, spec.shape, spec.dtype)
@@ -166,7 +163,7 @@ class Graph:
         self._append(node, operands)
         [name] = node.output
         # ONNX cannot infer the shape of this result, which later shapes depend on.
-        self._own_results.append(_value_info(name, dtype, sizes))
+        self._own_results.append(value_info(name, dtype, sizes))
         return Value(name, like.shape, dtype)
 
     def add_custom(
@@ -213,12 +210,14 @@ class Graph:
             if is_constant and (computed := self._compute(node, operands)):
                 return computed
             return self._add_dynamic(node, operands)
-        results = _infer(node, operands)
+        single = _single(node, operands)
+        inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
+        results = _read_results(inferred)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
         # DequantizeLinear is not folded, so that 8-bit weights stay quantized.
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
         if is_constant and is_small:
-            arrays = map(np.asarray, make_evaluator(_single(node, operands))({}))
+            arrays = map(np.asarray, make_evaluator(single)({}))
             return [
                 v._replace(array=a, dtype=str(a.dtype))
                 for v, a in zip(results, arrays, strict=True)
@@ -374,7 +373,7 @@ class Graph:
             source = value.name
             self._materialize([value])
             self._nodes.append(helper.make_node("Identity", [source], [name]))
-            infos.append(_value_info(name, value.dtype, _static_sizes(value)))
+            infos.append(value_info(name, value.dtype, _static_sizes(value)))
         graph = helper.make_graph(
             self._nodes,
             "main",
@@ -405,10 +404,6 @@ def _element_type(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _value_info(name: str, dtype: str, shape: Sequence[Size | None]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, _element_type(dtype), list(shape))
-
-
 _SIZE_NODES: Final[Mapping[type, str]] = {
     tirx.Add: "Add",
     tirx.Sub: "Sub",
@@ -431,18 +426,11 @@ def _single(node: onnx.NodeProto, operands: Sequence[Value]) -> onnx.ModelProto:
     ]
     known = {tensor.name for tensor in constants}
     inputs = [
-        _value_info(name, v.dtype, list(map(size_text, v.shape)))
+        value_info(name, v.dtype, list(map(size_text, v.shape)))
         for name, v in by_name.items()
         if name not in known
     ]
     return make_single(node, inputs, constants, [helper.make_opsetid("", OPSET)])
-
-
-def _infer(node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-    """Return the results of a node, with inferred shapes and dtypes."""
-    single = _single(node, operands)
-    inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
-    return _read_results(inferred)
 
 
 def _read_results(model: onnx.ModelProto) -> list[Value]:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from tvmflow.core.file_kinds import ZIP, FileKind, recognize
 from tvmflow.core.formatting import last_line, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.schema import field_error
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, InputFile, Json, TensorSpec
 from tvmflow.frontends.base import (
     LoadedModel,
@@ -166,12 +167,7 @@ class Frontend(ABC):
             EnvironmentProblem: if a package for the import is not installed.
         """
         call = ImportCall(
-            files=files,
-            inputs=inputs,
-            tensors=tensors,
-            bound=bound,
-            dimensions=dimensions,
-            counts_rows=counts_rows,
+            files, inputs, tensors, bound, dimensions=dimensions, counts_rows=counts_rows
         )
         with _importing():
             from tvmflow.graph.ir import mark_seven_bit_weights
@@ -203,14 +199,7 @@ class Frontend(ABC):
         if self.MODULE and importlib.util.find_spec(self.MODULE) is None:
             text = f"{self.REFERENCE.name}, the reference for {self.MODELS}, is not installed"
             raise EnvironmentProblem(text, fix=self.REFERENCE.install)
-        call = ReferenceCall(
-            files=files,
-            inputs=inputs,
-            outputs=outputs,
-            tensors=tensors,
-            threads=threads,
-            scratch=scratch,
-        )
+        call = ReferenceCall(files, inputs, outputs, tensors, threads=threads, scratch=scratch)
         return _reference_process.start(
             self.REFERENCE.name,
             self.REFERENCE.install,
@@ -412,6 +401,22 @@ class OneFileFrontend(Frontend):
         """Raise ImportFailed if `reason` is not empty."""
         if reason:
             raise ImportFailed(reason, fix=self.UNSUPPORTED_FIX)
+
+
+def list_inner(
+    names: Sequence[str], outputs: Collection[str], known: Collection[str], fix: str
+) -> list[str]:
+    """Return the requested tensors that are not outputs.
+
+    Raises:
+        ImportFailed: if a tensor is not in `known`.
+    """
+    inner = [name for name in names if name not in outputs]
+    unknown = (name for name in inner if name not in known)
+    hints = [f"{quoted(name)}{did_you_mean(name, sorted(known), cutoff=0.5)}" for name in unknown]
+    if hints:
+        raise ImportFailed("; ".join(f"the model has no tensor {hint}" for hint in hints), fix=fix)
+    return inner
 
 
 def shown(file: InputFile) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -77,7 +77,15 @@ def suggest_states(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, s
     >>> suggest_states(["input", "state"], ["output", "stateN"])
     {'state': 'stateN'}
     """
-    return dict(_suggest(inputs, outputs))
+    taken: set[str] = set()
+    states = {}
+    for pattern, target in zip(_KNOWN[::2], _KNOWN[1::2], strict=True):
+        matches = _match(pattern, target, inputs)
+        names = {*matches, *matches.values()}
+        if matches and taken.isdisjoint(names) and set(matches.values()) <= set(outputs):
+            taken |= names
+            states[pattern] = target
+    return states
 
 
 # Naming conventions of exporters, as pairs of input and output.
@@ -85,16 +93,6 @@ _KNOWN = """
     past_key_values.* present.*  past_key_values.* present_key_values.*  past_key_values_* present_key_values_*
     past_* present_*  past.* present.*  state stateN  state new_state  h hn  c cn  h0 hn  c0 cn  h_0 h_n  c_0 c_n
     *_in *_out  initial_h Y_h  initial_c Y_c  cache_* new_cache_*""".split()
-
-
-def _suggest(inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    taken: set[str] = set()
-    for pattern, target in zip(_KNOWN[::2], _KNOWN[1::2], strict=True):
-        matches = _match(pattern, target, inputs)
-        names = {*matches, *matches.values()}
-        if matches and taken.isdisjoint(names) and set(matches.values()) <= set(outputs):
-            taken |= names
-            yield pattern, target
 
 
 def encode_content(name: str, content: bytes) -> str:

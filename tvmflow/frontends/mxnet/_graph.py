@@ -12,10 +12,10 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.custom_operators.loading import Operators
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends._onnx_graph import Graph, Value, import_graph
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
-from tvmflow.frontends.frontend import ImportCall
+from tvmflow.frontends.frontend import ImportCall, list_inner
 from tvmflow.frontends.mxnet import _arithmetic, _arrays, _layers
 from tvmflow.frontends.mxnet._checkpoint import (
     CUSTOM,
@@ -32,6 +32,7 @@ from tvmflow.frontends.mxnet._checkpoint import (
 )
 from tvmflow.frontends.mxnet._op import Converter, Op
 from tvmflow.frontends.onnx.custom_nodes import CustomNodes
+from tvmflow.frontends.onnx.importer import explain_failure
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arithmetic.CONVERTERS,
@@ -144,21 +145,10 @@ class _Conversion(NamedTuple):
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     """Add inner tensors, given by their names in MXNet's `get_internals`, to a symbol's outputs."""
-    outputs = set(output_names(symbol))
-    added = [name for name in tensors if name not in outputs]
-    if not added:
-        return symbol
     internals = _find_internals(symbol)
-    unknown = [name for name in added if name not in internals]
-    if unknown:
-        raise ImportFailed(
-            "; ".join(
-                f"the model has no tensor {quoted(name)}{did_you_mean(name, internals, cutoff=0.5)}"
-                for name in unknown
-            ),
-            fix="use the names of MXNet's `symbol.get_internals().list_outputs()`: NODE_output",
-        )
-    return symbol._replace(heads=(*symbol.heads, *(internals[name] for name in added)))
+    fix = "use the names of MXNet's `symbol.get_internals().list_outputs()`: NODE_output"
+    added = list_inner(tensors, output_names(symbol), internals, fix)
+    return symbol._replace(heads=(*symbol.heads, *map(internals.__getitem__, added)))
 
 
 def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:

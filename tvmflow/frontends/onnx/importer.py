@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,13 @@ from onnx import ModelProto, NodeProto
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
+from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed, StageError
-from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._data_dependent_shapes import MixedRows, count_outputs
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure, tensor_spec
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
 from tvmflow.frontends.onnx._inlining import list_inputs_of
@@ -54,7 +56,7 @@ from tvmflow.frontends.onnx.operators import (
 )
 from tvmflow.frontends.onnx.sizes import Sizes, SizeValue
 from tvmflow.graph.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, read_counts
-from tvmflow.graph.dynamic_shapes import plain, read_size
+from tvmflow.graph.dynamic_shapes import NoSize, plain, read_size, size_text, sizes_of
 from tvmflow.graph.marks import mark_new, take_marks
 
 _log = logging.getLogger(__name__)
@@ -116,7 +118,7 @@ def import_prepared(
             "TVM's importer returned a module that is not well-formed",
             fix="report a bug of tvmflow, with the model",
         )
-    nodes = importer.nodes.take(mod)
+    nodes = tuple(importer.names[min(own)] if own else "" for own in take_marks(mod))
     main = mod["main"]
     kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
     inputs = _specs(model.graph.input, kinds, largest)
@@ -189,23 +191,20 @@ def _binding_advice(model: ModelProto, name: str) -> str:
     return f"make it constant with {names}" if names else ""
 
 
-class _NodeNames:
-    """Marks the bindings made from a node, so that passes over the imported module keep its name."""
+# Words that occur only in internal errors of TVM and ONNX.
+_INTERNALS: Final = re.compile(
+    r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
+)
+# Errors about Python values, whose texts do not help users.
+_PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 
-    def __init__(self, builder: relax.BlockBuilder) -> None:
-        self._builder = builder
-        self._names: list[str] = []
 
-    def mark(self, name: str, results: Sequence[Any]) -> None:
-        """Mark all bindings that compute the results of a node."""
-        marks = frozenset((len(self._names),))
-        self._names.append(name)
-        for result in results:
-            mark_new(result, marks, self._builder.lookup_binding)
-
-    def take(self, mod: tvm.IRModule) -> tuple[str, ...]:
-        """Return the node name of each binding of `main`, and remove the marks."""
-        return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
+def explain_failure(error: Exception, operands: str) -> str:
+    """Return the text of an error; for an internal error, that these operands are not supported."""
+    reason = last_line(error)
+    if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
+        return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
+    return reason
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
@@ -229,7 +228,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._custom = custom
         self._labels = labels
         self._counts_rows = counts_rows
-        self.nodes = _NodeNames(self.bb)
+        # The node of each mark, by which passes over the imported module keep the names of nodes.
+        self.names: list[str] = []
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
         self._parameters = {
@@ -350,7 +350,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             # Nodes added by `prepare` get the label of the user's node that computes one of their results.
             label = next((self._labels[n] for n in node.output if n in self._labels), None)
             if label is not None:
-                self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
+                marks = frozenset((len(self.names),))
+                self.names.append(label)
+                for name in filter(self._nodes.__contains__, node.output):
+                    mark_new(self._nodes[name], marks, self.bb.lookup_binding)
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])
 
@@ -484,5 +487,19 @@ def _specs(
     kinds: Iterable[Any],
     largest: Mapping[str, int],
 ) -> list[TensorSpec]:
-    pairs = zip(values, kinds, strict=True)
-    return [tensor_spec(value.name, kind, largest) for value, kind in pairs]
+    specs = []
+    for value, kind in zip(values, kinds, strict=True):
+        sizes = sizes_of(SimpleNamespace(ty=kind))
+        try:
+            if sizes is None:
+                raise NoSize
+            texts = tuple(map(size_text, sizes))
+            shape = evaluate_shape(texts, largest)
+        except (NoSize, WrongSize):
+            raise ImportFailed(
+                f"{quoted(value.name)} has a size that depends on the values of inputs",
+                fix="return a mask or scores in place of selected elements, or end the model before it selects",
+            ) from None
+        dynamic = () if texts == shape else texts
+        specs.append(TensorSpec(value.name, shape, str(kind.dtype), sizes=dynamic))
+    return specs

@@ -24,9 +24,8 @@ from onnx import (
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
-from tvmflow.core.text import did_you_mean
 from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
-from tvmflow.frontends.frontend import MODEL
+from tvmflow.frontends.frontend import MODEL, list_inner
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
@@ -142,14 +141,8 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
     """
     outputs = {value.name for value in model.graph.output}
     tensors = {name for node in model.graph.node for name in node.output if name}
-    inner = [name for name in names if name not in outputs]
-    unknown = [name for name in inner if name not in tensors]
-    if unknown:
-        hints = (f"{quoted(name)}{did_you_mean(name, sorted(tensors))}" for name in unknown)
-        raise ImportFailed(
-            "; ".join(f"the model has no tensor {hint}" for hint in hints),
-            fix="name tensors, which are outputs of nodes, not nodes; netron.app shows them",
-        )
+    fix = "name tensors, which are outputs of nodes, not nodes; netron.app shows them"
+    inner = list_inner(names, outputs, tensors, fix)
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
     return len(inner)
 

@@ -161,7 +161,9 @@ class Sizes(SizeRanges):
             is_known = isinstance(kind.shape, relax.ShapeExpr)
             sizes = [self.simplify(size) for size in kind.shape.values] if is_known else []
             if not is_known or not self.check_result(sizes):
-                raise DynamicShapeProblem(f"{self.unknown_text()}{self._operands_text(node)}")
+                raise DynamicShapeProblem(
+                    f"its sizes do not follow from {names_text(sorted(self._dimensions))}{self._operands_text(node)}"
+                )
             seen = list(map(self.as_seen, sizes))
             self.see(seen)
             if not same_sizes(seen, sizes):

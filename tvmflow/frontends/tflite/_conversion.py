@@ -13,11 +13,12 @@ import onnx
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, explain_failure, shape_text
+from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
 from tvmflow.frontends._onnx_graph import NOTHING, Array, Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
+from tvmflow.frontends.frontend import list_inner
+from tvmflow.frontends.onnx.importer import explain_failure
 from tvmflow.frontends.tflite import _arrays, _recurrent
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 from tvmflow.frontends.tflite._operation import (
@@ -56,7 +57,11 @@ def convert(
     """
     graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
-    inner = _find_inner(model, tensors)
+    numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
+    names = list_inner(
+        tensors, dict(model.outputs), numbers, "name a tensor as netron.app shows it"
+    )
+    inner = {name: numbers[name] for name in names}
     outputs = [*model.outputs, *inner.items()]
     specs = {spec.name: spec for spec in inputs}
     for number, name in model.inputs.items():
@@ -69,24 +74,6 @@ def convert(
         _convert_operator(operator, values)
     results = [(name, values.stored(number)) for name, number in outputs]
     return graph.finish(results), len(inner)
-
-
-def _find_inner(model: Model, names: Sequence[str]) -> dict[str, int]:
-    """Return name -> index of the requested tensors that are not outputs."""
-    outputs = {name for name, _ in model.outputs}
-    numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
-    inner = {}
-    for name in names:
-        if name in outputs:
-            continue
-        if name not in numbers:
-            hint = did_you_mean(name, numbers)
-            raise ImportFailed(
-                f"the model has no tensor {quoted(name)}{hint}",
-                fix="name a tensor as netron.app shows it",
-            )
-        inner[name] = numbers[name]
-    return inner
 
 
 def _convert_operator(operator: Operator, values: Tensors) -> None:
