@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
 from tvmflow.core.dimensions import is_name
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, TensorSpec
 from tvmflow.frontends._dynamic_shapes import NO_END, DynamicShapeProblem, SizeRanges
 from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends.frontend import ImportCall
@@ -37,8 +37,6 @@ from tvmflow.frontends.onnx.operators import compute_sizes
 from tvmflow.frontends.onnx.prepare import prepare
 from tvmflow.frontends.onnx.sizes import SizeValue
 from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, read_size, size_text
-
-Array = np.ndarray[Any, Any]
 
 OPSET: Final = 21
 """The opset of the graph: the first with 16-bit quantization."""

@@ -31,7 +31,7 @@ from tvmflow.core.formatting import count_text, last_line, names_text
 from tvmflow.core.generated_text import yaml_key
 from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
-from tvmflow.core.types import TensorSpec, shape_text
+from tvmflow.core.types import Array, TensorSpec, shape_text
 from tvmflow.custom_operators.definition import ADVICE, Operator
 
 _log = logging.getLogger(__name__)
@@ -223,7 +223,6 @@ def _stop(process: subprocess.Popen[Any]) -> None:
 # npy format for each name in its `arrays`.
 
 
-Array = np.ndarray[Any, Any]
 Message = dict[str, Any]
 
 

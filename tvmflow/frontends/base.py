@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import Dimension, Json, Size, State, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, Size, State, TensorSpec
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
     from tvmflow.frontends._reference_process import ObservedNode
@@ -49,7 +48,7 @@ class LoadedModel(NamedTuple):
     """
 
     mod: tvm.IRModule
-    params: dict[str, np.ndarray[Any, Any]]
+    params: dict[str, Array]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tensors: tuple[TensorSpec, ...] = ()
@@ -199,26 +198,22 @@ class Reference(Protocol):
     note: str
     """A note for reports, such as why this reference is a stand-in; or an empty string."""
 
-    def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
         ...
 
-    def run_as_timed(
-        self, feed: Mapping[str, np.ndarray[Any, Any]]
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    def run_as_timed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of the optimized graph that `latency` measures."""
         ...
 
     can_observe: bool
     """Whether `observe` is supported."""
 
-    def observe(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[ObservedNode]:
+    def observe(self, feed: Mapping[str, Array]) -> list[ObservedNode]:
         """Return the branches of operators that one batch takes."""
         ...
 
-    def latency(
-        self, feed: Mapping[str, np.ndarray[Any, Any]], *, repeat: int, min_seconds: float
-    ) -> list[float]:
+    def latency(self, feed: Mapping[str, Array], *, repeat: int, min_seconds: float) -> list[float]:
         """Return seconds per call of `repeat` repeats; each repeat makes calls for at least `min_seconds`."""
         ...
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -21,7 +21,7 @@ from tvmflow.core.formatting import last_line, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.schema import field_error
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, InputFile, Json, TensorSpec
+from tvmflow.core.types import Array, Dimension, InputFile, Json, TensorSpec
 from tvmflow.frontends.base import (
     LoadedModel,
     MissingFile,
@@ -42,9 +42,6 @@ from tvmflow.store.addresses import (
 )
 from tvmflow.store.source_files import SourceFiles
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _log = logging.getLogger(__name__)
 
 Files = Mapping[str, Path]
@@ -60,7 +57,7 @@ class ImportCall(NamedTuple):
     files: Files
     inputs: Specs
     tensors: Sequence[str]
-    bound: Mapping[str, np.ndarray[Any, Any]]
+    bound: Mapping[str, Array]
     dimensions: Sequence[Dimension]
     counts_rows: bool
 
@@ -147,7 +144,7 @@ class Frontend(ABC):
         files: Files,
         inputs: Specs,
         tensors: Sequence[str] = (),
-        bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+        bound: Mapping[str, Array] = MappingProxyType({}),
         dimensions: Sequence[Dimension] = (),
         *,
         counts_rows: bool = True,

@@ -8,18 +8,15 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.dimensions import WrongSize, find_bounds, list_names, substitute
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.core.types import Array, Dimension, Json, Size, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, InputProblem, InputRequest, Limits, ModelInput
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_SIGNATURE: Final = 10_000
 """Maximum number of inputs and of outputs; exporters make fewer."""
@@ -144,7 +141,7 @@ def request_of(spec: TensorSpec) -> InputRequest:
     return InputRequest(name=spec.name, shape=spec.shape, dtype=spec.dtype, sizes=spec.sizes)
 
 
-def array_of(spec: TensorSpec, value: Json) -> np.ndarray[Any, Any]:
+def array_of(spec: TensorSpec, value: Json) -> Array:
     """Return the constant that an input is bound to."""
     import numpy as np
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.definition import Node as CustomNode
 from tvmflow.custom_operators.definition import Operator, Tensor
 from tvmflow.frontends.base import number_repeated
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmflow.custom_operators.loading import Operators
     from tvmflow.frontends.onnx.graph import Place
 
@@ -282,7 +281,7 @@ _MAX_ELEMENTS: Final = 1 << 56
 class Weight(NamedTuple):
     """A memory-mapped array of a checkpoint, and its place in the file."""
 
-    array: np.ndarray[Any, Any]
+    array: Array
     place: Place
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tvmflow.core.types import Array
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends._onnx_graph import NOTHING, Value
 from tvmflow.frontends.mxnet._op import Converter, Op, per_axis, shown, spatial_rank
@@ -198,7 +199,7 @@ class _Windows(NamedTuple):
         """Return the mean of each window, in which padding counts as zeros."""
         return self.pool(op, "AveragePool", op[0], count_include_pad=1)
 
-    def counts(self, padded: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
+    def counts(self, padded: Sequence[int], dtype: str) -> Array:
         """Return the number of positions of each window inside the data and its padding `padded`."""
         counts = np.ones((), dtype)
         for n, k, s, b, o, p in zip(

@@ -15,14 +15,9 @@ import numpy as np
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.definition import Operator, Tensor
-from tvmflow.frontends._reference_process import (
-    Array,
-    LoadedReference,
-    Message,
-    check_reference,
-    serve,
-)
+from tvmflow.frontends._reference_process import LoadedReference, Message, check_reference, serve
 from tvmflow.frontends.mxnet._checkpoint import (
     CUSTOM,
     Node,

@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.core.types import Array
 from tvmflow.frontends.onnx import graph
 from tvmflow.frontends.onnx._expressions import Windows
 from tvmflow.frontends.onnx.graph import attribute_text
@@ -112,7 +113,7 @@ def list_sizes(expr: Any) -> list[Any]:
     return [plain(extent) for extent in expr.ty.shape]
 
 
-def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
+def known_array(expr: Any, name: str) -> Array:
     if not isinstance(expr, tvm.ir.Constant):
         raise ValueError(f"{name} depends on the inputs, which is not supported")
     return np.asarray(expr.value.numpy())

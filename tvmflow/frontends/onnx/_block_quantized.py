@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.types import Array
 from tvmflow.frontends.onnx._header import name_of
 from tvmflow.frontends.onnx.graph import (
     Replacement,
@@ -32,7 +33,6 @@ OPERATOR: Final = "GroupedWeights"
 DOMAIN: Final = "tvmflow.weights"
 """The domain of the added nodes."""
 
-_Array = np.ndarray[Any, Any]
 
 _CONVERTED: Final = {
     ("com.microsoft", "MatMulNBits"),
@@ -129,7 +129,7 @@ class _Additions:
             or (node.op_type == "Gemm" and not attributes_of(node).get("transB", 0))
         }
 
-    def add_weight(self, wanted: str, array: _Array, *, is_shared: bool) -> str:
+    def add_weight(self, wanted: str, array: Array, *, is_shared: bool) -> str:
         """Add a constant, or find the shared one added under the name `wanted`; return its actual name."""
         if is_shared and wanted in self._weights:
             return self._weights[wanted]
@@ -244,8 +244,8 @@ class _Conversion(Replacement):
                 raise self._refuse(f"{what} of {name_of(element_type)} cannot be used here")
         bits, shift = _INTEGERS[tensor.data_type]
         integers = array_of(tensor).astype(np.int16) + shift
-        scales: _Array = array_of(scale).astype(np.float32)
-        zeros: _Array = np.full(scales.shape, shift, np.int16)
+        scales: Array = array_of(scale).astype(np.float32)
+        zeros: Array = np.full(scales.shape, shift, np.int16)
         if self.name(2):
             zero_point = self._constant(2, "x_zero_point")
             self._check("x_zero_point", zero_point, (tensor.data_type,), scales.size)
@@ -277,7 +277,7 @@ class _Conversion(Replacement):
         self.add("Cast", value, output=self.node.output[0], to=output_type)
         return self.nodes
 
-    def _find_axis(self, shape: tuple[int, ...], scales: _Array, *, is_blocked: bool) -> int | None:
+    def _find_axis(self, shape: tuple[int, ...], scales: Array, *, is_blocked: bool) -> int | None:
         """Return the axis along which scales differ; None if there is a single scale."""
         if not is_blocked and scales.size == 1:
             return None
@@ -296,12 +296,12 @@ class _Conversion(Replacement):
         return axis
 
     def _add_groups(
-        self, integers: _Array, scales: _Array, zeros: _Array, bits: int, group: int
+        self, integers: Array, scales: Array, zeros: Array, bits: int, group: int
     ) -> str:
         """Add a node for an integer matrix (rows, depth), with scales and zero points of shape (rows, groups)."""
         rows, depth = integers.shape
         groups = -(-depth // group)
-        filled: _Array = np.zeros((rows, groups * group), np.uint8)
+        filled: Array = np.zeros((rows, groups * group), np.uint8)
         filled[:, :depth] = integers
         if bits < _BYTE:
             filled = filled[:, 0::2] | filled[:, 1::2] << 4
@@ -316,7 +316,7 @@ class _Conversion(Replacement):
         return self._add_node(operands, rows, {**attributes, "rounds_data": 0})
 
     def _add_real(
-        self, integers: _Array, scales: _Array, zeros: _Array, axis: int | None, output_type: int
+        self, integers: Array, scales: Array, zeros: Array, axis: int | None, output_type: int
     ) -> list[NodeProto]:
         """Add the dequantized values as a float weight: no kernel reads these integers directly."""
         if axis is not None and scales.ndim == integers.ndim > 0:
@@ -370,7 +370,7 @@ class _Conversion(Replacement):
 
     # ------------------------------------------------------------ added nodes
 
-    def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
+    def _add_weight(self, what: str, array: Array, source: str = "") -> str:
         """Add a constant, or reuse the one with the same `source` and shape; return its name."""
         size = "x".join(map(str, array.shape))
         name = f"{source or self.node.output[0]}/{what}-{size}"

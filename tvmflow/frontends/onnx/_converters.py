@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvmflow.core.types import Array
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._arithmetic import (
     NodeToConvert,
@@ -209,8 +210,6 @@ def convert_concat_from_sequence(node: NodeToConvert) -> Any:
 # ---------------------------------------------------------------- Fourier transforms as matmuls
 
 
-_Array = np.ndarray[Any, Any]
-
 _MAX_FOURIER_ELEMENTS: Final = 1 << 25
 _FOURIER_OPERANDS: Final = "an axis, a step or a length"
 
@@ -250,7 +249,7 @@ def convert_stft(node: NodeToConvert) -> Any:
 
 def _transform(
     count: int, parts: int, length: int, *, is_inverse: bool, is_onesided: bool
-) -> _Array:
+) -> Array:
     """Return a DFT matrix (count, parts, frequencies, result parts); parts are real and imaginary.
 
     The `count` input values are padded or truncated to `length`.
@@ -272,11 +271,11 @@ def _transform(
         turn /= length
     real = np.stack([turn.real, turn.imag], -1)
     imaginary = np.stack([-turn.imag, turn.real], -1)
-    matrix: _Array = np.stack([real, imaginary][:parts], 1)
+    matrix: Array = np.stack([real, imaginary][:parts], 1)
     return matrix[..., :1] if is_real else matrix
 
 
-def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
+def _multiply(node: NodeToConvert, x: Any, matrix: Array) -> Any:
     count, parts, frequencies, results = matrix.shape
     shape = list_sizes(x)[:-2]
     flat = node.emit(relax.op.reshape(x, [*shape, count * parts]))
@@ -388,7 +387,7 @@ def _find_axes(node: NodeToConvert) -> list[_Axis] | None:
     return [axis for axis in all_axes if axis.source != axis.length]
 
 
-def _constant_operand(node: NodeToConvert, position: int) -> np.ndarray[Any, Any] | None:
+def _constant_operand(node: NodeToConvert, position: int) -> Array | None:
     value = node.operand(position)
     if isinstance(value, relax.ShapeExpr):
         return np.array([int(extent) for extent in value.values])

@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ from onnx import (
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, quoted, size_text
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.definition import standard_domain
 from tvmflow.frontends.onnx._header import MAX_NODES
 from tvmflow.frontends.onnx.graph import (
@@ -572,8 +573,7 @@ _OPERATORS: Final = frozenset(
 )
 _MAX_COUNTER_ELEMENTS: Final = 1024
 
-_Arrays = Mapping[str, np.ndarray[Any, Any]]
-_Evaluator = Callable[[_Arrays], list[np.ndarray[Any, Any]]]
+_Evaluator = Callable[[Mapping[str, Array]], list[Array]]
 
 
 class Trips(NamedTuple):

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.loading import load_operators
-from tvmflow.frontends._reference_process import (
-    Array,
-    LoadedReference,
-    Message,
-    ObservedNode,
-    serve,
-)
+from tvmflow.frontends._reference_process import LoadedReference, Message, ObservedNode, serve
 
 if TYPE_CHECKING:
     from tvmflow.frontends.onnx._exercises import ObservedModel

@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.definition import (
     ADVICE,
     Node,
@@ -224,8 +225,6 @@ def _set_type(model: ModelProto, typed: onnx.ValueInfoProto) -> None:
 
 
 _OPSET: Final = 17
-
-Array = np.ndarray[Any, Any]
 
 
 def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:

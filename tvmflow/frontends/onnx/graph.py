@@ -28,6 +28,7 @@ from onnx.defs import onnx_opset_version
 
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import quoted
+from tvmflow.core.types import Array
 from tvmflow.custom_operators.definition import standard_domain
 from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import Field, fields
@@ -51,7 +52,7 @@ FROM_START: Final = "tvmflow.from_start"
 class KnownValues(NamedTuple):
     """Small constants and static shapes of the values in a model."""
 
-    constants: Mapping[str, np.ndarray[Any, Any]]
+    constants: Mapping[str, Array]
     shapes: Mapping[str, tuple[int, ...]]
 
 
@@ -453,7 +454,7 @@ def place_of(tensor: TensorProto) -> Place | None:
     return Place(entries["location"], int(entries["offset"]), int(entries["length"]))
 
 
-def array_of(tensor: TensorProto) -> np.ndarray[Any, Any]:
+def array_of(tensor: TensorProto) -> Array:
     """Return the values of a tensor; if they are in a file, they are mapped copy-on-write."""
     place = place_of(tensor)
     if place is None:

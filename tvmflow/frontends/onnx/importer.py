@@ -22,7 +22,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._data_dependent_shapes import MixedRows, count_outputs
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
@@ -241,7 +241,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._quantized = {
             node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
-        self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
+        self.weights: dict[str, tuple[relax.Var, Array]] = {}
         names = [entry.name for entry in dimensions]
         self._symbols = symbols or {name: tirx.Var(name, "int64") for name in names}
         self._sizes: Sizes | None = None
@@ -466,8 +466,8 @@ def _type_text(kind: Any) -> str:
 
 
 def _drop_unused_weights(
-    mod: tvm.IRModule, weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]]
-) -> tuple[tvm.IRModule, dict[str, np.ndarray[Any, Any]]]:
+    mod: tvm.IRModule, weights: dict[str, tuple[relax.Var, Array]]
+) -> tuple[tvm.IRModule, dict[str, Array]]:
     """Remove weights that are no longer used, and the attribute with their values."""
     main = mod["main"]
     count = int(main.attrs["num_input"])

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -29,7 +29,7 @@ from onnx import (
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Array, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._block_quantized import DOMAIN as BLOCK_QUANTIZED_DOMAIN
@@ -142,7 +142,7 @@ def convert_constants_to_initializers(model: ModelProto) -> ModelProto:
     return model
 
 
-def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
+def _constant_value(node: NodeProto) -> Array | None:
     # An attribute of an inlined function may refer to a caller's attribute that is not set.
     for name, value in attributes_of(node).items():
         if name == "value":
@@ -387,7 +387,7 @@ def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 
 def _evaluate(
     node: NodeProto, constants: Mapping[str, TensorProto], inferred: ModelProto
-) -> dict[str, np.ndarray[Any, Any]] | None:
+) -> dict[str, Array] | None:
     """Return a node's outputs by name, in the dtypes that ONNX infers; None if it cannot be folded."""
     if node.op_type == "DequantizeLinear":
         tensor = constants[node.input[0]]
@@ -413,9 +413,7 @@ def _evaluate(
     }
 
 
-def _dequantize_scalar(
-    node: NodeProto, constants: Mapping[str, TensorProto]
-) -> np.ndarray[Any, Any]:
+def _dequantize_scalar(node: NodeProto, constants: Mapping[str, TensorProto]) -> Array:
     """Return the dequantized value of a scalar, which ONNX's evaluator (onnx 1.23) cannot compute."""
     number, scale, *zero = (
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
@@ -512,7 +510,7 @@ _MAX_ROUNDS: Final = 16
 def prepare(
     model: ModelProto,
     inputs: tuple[TensorSpec, ...],
-    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    bound: Mapping[str, Array] = MappingProxyType({}),
     custom: CustomNodes = NO_OPERATORS,
 ) -> ModelProto:
     """Convert a model in place to the form that TVM's importer needs, and return it.

@@ -17,7 +17,7 @@ from onnx import NodeProto
 from tvm import relax, te, tirx
 
 from tvmflow.core.formatting import names_text
-from tvmflow.core.types import Dimension
+from tvmflow.core.types import Array, Dimension
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx.graph import attributes_of
 from tvmflow.graph.dynamic_shapes import NoSize, same_sizes
@@ -26,7 +26,6 @@ from tvmflow.graph.ir import OPAQUE
 _MAX_ELEMENTS: Final = 1024
 # The most terms of an expression; expressions in real models have fewer than ten.
 _MAX_TERMS: Final = 100
-Array = np.ndarray[Any, Any]
 
 
 class SizeValue(NamedTuple):

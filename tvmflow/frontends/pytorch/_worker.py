@@ -25,13 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.frontends._reference_process import (
-    Array,
-    LoadedReference,
-    Message,
-    ObservedNode,
-    serve,
-)
+from tvmflow.core.types import Array
+from tvmflow.frontends._reference_process import LoadedReference, Message, ObservedNode, serve
 from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
 from tvmflow.frontends.states import encode_content

@@ -13,9 +13,9 @@ import onnx
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.types import Array, Dimension, TensorSpec
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text
-from tvmflow.frontends._onnx_graph import NOTHING, Array, Graph, Value
+from tvmflow.frontends._onnx_graph import NOTHING, Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.frontend import list_inner
 from tvmflow.frontends.onnx.importer import explain_failure

@@ -9,8 +9,9 @@ import numpy as np
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.types import Array
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text, unfixed_text
-from tvmflow.frontends._onnx_graph import Array, Graph, Value
+from tvmflow.frontends._onnx_graph import Graph, Value
 from tvmflow.frontends.base import DYNAMIC_FIX
 from tvmflow.frontends.tflite._model import (
     FIX,

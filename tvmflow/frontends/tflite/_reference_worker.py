@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.core.formatting import count_text
-from tvmflow.frontends._reference_process import Array, LoadedReference, Message, serve
+from tvmflow.core.types import Array
+from tvmflow.frontends._reference_process import LoadedReference, Message, serve
 from tvmflow.frontends.tflite._model import (
     IDENTIFIER,
     NAMES,
