@@ -21,7 +21,7 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
@@ -634,14 +634,6 @@ def _rename_value(graph: Any, value: Any, name: str) -> None:
 # ---------------------------------------------------------------- factories
 
 
-class Example(NamedTuple):
-    """A module with example arguments, positional and named."""
-
-    module: Any
-    arguments: tuple[Any, ...]
-    named: Mapping[str, Any]
-
-
 def find_factory(name: str) -> Callable[[], Any]:
     module_name, _, function = name.partition(":")
     try:
@@ -661,7 +653,8 @@ def find_factory(name: str) -> Callable[[], Any]:
     return result
 
 
-def read_result(result: Any, module_type: type) -> Example:
+def read_result(result: Any, module_type: type) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Check a factory's result; return the module, and its positional and named example arguments."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         text = f"it did not return a module and its inputs, but: {type(result).__name__}{count}"
@@ -671,8 +664,8 @@ def read_result(result: Any, module_type: type) -> Example:
         text = f"the first value that it returned is not a torch.nn.Module, but: {type(module).__name__}"
         raise Problem("result", text)
     if isinstance(inputs, Mapping):
-        return Example(module, (), inputs)
-    return Example(module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
+        return module, (), inputs
+    return module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def describe_error(error: BaseException) -> str:
@@ -701,13 +694,11 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
         result = factory()
     except (Exception, SystemExit) as error:
         raise Problem("code", describe_error(error)) from error
-    example = read_result(result, torch.nn.Module)
+    module, arguments, named = read_result(result, torch.nn.Module)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(
-                example.module.eval(), example.arguments, dict(example.named)
-            )
+            program = torch.export.export(module.eval(), arguments, dict(named))
     except Exception as error:
         # The first line is the reason; the rest is advice.
         [reason, *_] = [*filter(None, str(error).splitlines()), ""]
