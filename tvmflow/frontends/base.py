@@ -25,6 +25,9 @@ DYNAMIC_FIX: Final = (
 NEXT: Final = ".next"
 """Suffix of the output with the next value of a state that the model itself keeps."""
 
+OPERATOR_FIX: Final = "replace the operator in the model, or end the model before it"
+"""The fix for an operator that cannot be imported."""
+
 Limits = tuple[int | None, int | None]
 """Minimum and maximum of a dynamic dimension; None if unlimited."""
 

@@ -10,7 +10,6 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
-from tvmflow.core.version import page_url
 from tvmflow.custom_operators.loading import Operators
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
 from tvmflow.frontends._onnx_graph import Graph, Value, import_graph
@@ -32,7 +31,7 @@ from tvmflow.frontends.mxnet._checkpoint import (
 )
 from tvmflow.frontends.mxnet._op import Converter, Op
 from tvmflow.frontends.onnx.custom_nodes import CustomNodes
-from tvmflow.frontends.onnx.importer import explain_failure
+from tvmflow.frontends.onnx.importer import OWN_FIX, explain_failure
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arithmetic.CONVERTERS,
@@ -48,17 +47,13 @@ _LABELLED: Final = frozenset(
     "LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput Softmax "
     "SoftmaxOutput".split()
 )
-# Operators with gamma as second input, which is 1 with `fix_gamma`.
+# Operators with gamma as second input, which is 1 with `fix_gamma`, regardless of the checkpoint.
 _BATCH_NORMS: Final = frozenset(
     "BatchNorm BatchNorm_v1 CuDNNBatchNorm _contrib_BatchNormWithReLU "
     "_contrib_SyncBatchNorm".split()
 )
 
 _MAX_LISTED: Final = 20
-_OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("custom-operators")}), with
-       from tvmflow.custom_operators import operator
-       @operator(OP_TYPE, domain="mxnet")
-       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 
 
 def build(
@@ -173,8 +168,9 @@ def list_tensors(symbol: Symbol) -> dict[str, str]:
 
 
 def _reads(node: Node, position: int) -> bool:
-    is_fixed_gamma = node.op in _BATCH_NORMS and _layers.gamma_is_fixed(node.attrs)
-    return position != 1 or not (is_fixed_gamma or node.op in _LABELLED)
+    fixes_gamma = node.attrs.get("fix_gamma", "True").lower() in ("true", "1")
+    is_unread = node.op in _LABELLED or (node.op in _BATCH_NORMS and fixes_gamma)
+    return position != 1 or not is_unread
 
 
 def _live_nodes(symbol: Symbol) -> list[int]:
@@ -204,11 +200,12 @@ def _check_operators(symbol: Symbol, live: Sequence[int], operators: Operators) 
             rest = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
             lines.append(f"  {excerpt(op)}: node {', '.join(nodes[:5])}{rest}")
         more = [f"  and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
+        fix = "end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again"
+        if any(name.startswith(CUSTOM) for name in unknown):
+            fix += "; or " + OWN_FIX.format(name="OP_TYPE", domain=f'"{DOMAIN}"')
+        listed = "\n".join([*lines[:_MAX_LISTED], *more])
         raise ImportFailed(
-            "the model has operators that tvmflow does not support:\n"
-            + "\n".join([*lines[:_MAX_LISTED], *more]),
-            fix="end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again"
-            + (_OWN_FIX if any(name.startswith(CUSTOM) for name in unknown) else ""),
+            f"the model has operators that tvmflow does not support:\n{listed}", fix=fix
         )
 
 

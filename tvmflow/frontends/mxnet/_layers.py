@@ -264,11 +264,6 @@ def _adaptive_avg_pooling(op: Op) -> Value:
 # ---------------------------------------------------------------- normalization
 
 
-def gamma_is_fixed(attrs: Mapping[str, str]) -> bool:
-    """Return whether gamma is 1 regardless of the checkpoint, which is BatchNorm's default."""
-    return str(attrs.get("fix_gamma", "True")).lower() in ("true", "1")
-
-
 def _batch_norm(op: Op) -> Value:
     """Convert `BatchNorm`: `data · s + (beta − mean · s)` with `s = gamma / sqrt(var + eps)`.
 

@@ -26,7 +26,7 @@ from tvmflow.core.types import Array, Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._data_dependent_shapes import MixedRows, count_outputs
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem
-from tvmflow.frontends.base import DYNAMIC_FIX, LoadedModel
+from tvmflow.frontends.base import DYNAMIC_FIX, OPERATOR_FIX, LoadedModel
 from tvmflow.frontends.onnx._arithmetic import NodeToConvert
 from tvmflow.frontends.onnx._inlining import list_inputs_of
 from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
@@ -63,14 +63,15 @@ _log = logging.getLogger(__name__)
 
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
-_FIX: Final = "replace the operator in the model, or end the model before it"
 # The operand that gives the shape of the result.
 _SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
-_OWN_FIX: Final = """\
-implement it: name a file under `operators` in the recipe ({page}), with
+OWN_FIX: Final = f"""\
+implement it: name a file under `operators` in the recipe ({page_url("custom-operators")}), with
        from tvmflow.custom_operators import operator
-       @operator({name}, domain={domain})
+       @operator({{name}}, domain={{domain}})
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
+"""How to implement an operator `name` of a `domain`."""
+
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
@@ -178,10 +179,10 @@ def _refuse_unsupported(model: ModelProto, *, is_dynamic: bool) -> None:
     elif any(attribute.HasField("g") for attribute in first.attribute):
         # A custom operator cannot replace a loop.
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
-        fixes = [advice, DYNAMIC_FIX if is_dynamic else "", _FIX]
+        fixes = [advice, DYNAMIC_FIX if is_dynamic else "", OPERATOR_FIX]
     else:
         name, domain = quoted(first.op_type), quoted(first.domain)
-        fixes = [_FIX, _OWN_FIX.format(name=name, domain=domain, page=page_url("custom-operators"))]
+        fixes = [OPERATOR_FIX, OWN_FIX.format(name=name, domain=domain)]
     raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, fixes)))
 
 
@@ -346,7 +347,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 if self._sizes and not isinstance(error, DynamicShapeProblem):
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
-                raise ImportFailed(text, fix=DYNAMIC_FIX if self._sizes else _FIX) from error
+                raise ImportFailed(
+                    text, fix=DYNAMIC_FIX if self._sizes else OPERATOR_FIX
+                ) from error
             # Nodes added by `prepare` get the label of the user's node that computes one of their results.
             label = next((self._labels[n] for n in node.output if n in self._labels), None)
             if label is not None:
@@ -370,7 +373,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             f"{excerpt(node.op_type)} (node {node_name(node)}) cannot be imported: the shape of its "
             f"result depends on the values of {names or 'inputs'}"
         )
-        raise ImportFailed(text, fix=_binding_advice(self._model, name) or _FIX)
+        raise ImportFailed(text, fix=_binding_advice(self._model, name) or OPERATOR_FIX)
 
     def _explain(self, node: NodeProto, error: Exception) -> str:
         types = [self._nodes[name].ty for name in node.input if name in self._nodes]
@@ -405,7 +408,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 f"If (node {node_name(node)}) cannot be imported: NonMaxSuppression in a branch "
                 "selects a number of boxes that is known only when it runs"
             )
-            raise ImportFailed(text, fix=advice or _FIX)
+            raise ImportFailed(text, fix=advice or OPERATOR_FIX)
         # Expressions that are not bound to a variable would be computed again in each branch.
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
@@ -456,7 +459,7 @@ def _check_results(node: NodeProto, bodies: Sequence[relax.SeqExpr], advice: str
         if not tvm_ffi.structural_equal(one, other):
             returned = f"{_type_text(one)} and {_type_text(other)}"
             text = f"If (node {node_name(node)}) has branches that return {returned}, and must return one shape and dtype"
-            raise ImportFailed(text, fix=advice or _FIX)
+            raise ImportFailed(text, fix=advice or OPERATOR_FIX)
 
 
 def _type_text(kind: Any) -> str:

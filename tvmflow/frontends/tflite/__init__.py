@@ -19,6 +19,7 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import State, TensorSpec
 from tvmflow.frontends._reading import read_in_worker, read_once
 from tvmflow.frontends.base import (
+    OPERATOR_FIX,
     LoadedModel,
     ModelFacts,
     ModelInput,
@@ -38,7 +39,6 @@ from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.frontends.states import encode_content
 from tvmflow.frontends.tflite._model import (
-    FIX,
     IMPORTED_DTYPES,
     SUPPORTED,
     Buffer,
@@ -128,7 +128,7 @@ class TfliteFrontend(OneFileFrontend):
     NOUN = "a TFLite model"
     FOREIGN = "is not a TFLite model"
     FOREIGN_FIX = "convert or download it again"
-    UNSUPPORTED_FIX = FIX
+    UNSUPPORTED_FIX = OPERATOR_FIX
     describe = staticmethod(_describe)
 
     def _load(self, call: ImportCall) -> LoadedModel:

@@ -239,9 +239,6 @@ _STATE_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("RNN", "SVDF", "UNIDIRECTIONAL_SEQUENCE_RNN"), (4,)),
 }
 
-FIX: Final = "replace the operator in the model, or end the model before it"
-"""The fix for an operator that cannot be imported."""
-
 SUPPORTED: Final = frozenset(_FIELDS)
 """The operators that can be imported."""
 

@@ -12,9 +12,8 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Array
 from tvmflow.frontends._dynamic_shapes import DynamicShapeProblem, shape_text, unfixed_text
 from tvmflow.frontends._onnx_graph import Graph, Value
-from tvmflow.frontends.base import DYNAMIC_FIX
+from tvmflow.frontends.base import DYNAMIC_FIX, OPERATOR_FIX
 from tvmflow.frontends.tflite._model import (
-    FIX,
     IMPORTED_DTYPES,
     Buffer,
     Operator,
@@ -288,7 +287,7 @@ class Operation:
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
         is_dynamic = any(value.is_dynamic for value in self._computed())
-        return ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else FIX)
+        return ImportFailed(text, fix=DYNAMIC_FIX if is_dynamic else OPERATOR_FIX)
 
 
 def pads(
