@@ -296,7 +296,6 @@ def _read_tolerance(facts: Verdict) -> Tolerance | None:
 
 
 def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
-    """Yield the runtimes of interleaved measurements; also the reference, if it is not one of these."""
     names = set()
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])

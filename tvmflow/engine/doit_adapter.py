@@ -181,7 +181,6 @@ class _ProblemReporter:
             self.problems.append(f"{task.name}: {fail_info.get_msg()}")
 
     def runtime_error(self, message: str) -> None:
-        """Keep an error of doit itself."""
         self.problems.append(message)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -200,9 +199,7 @@ class _Loader(TaskLoader2):  # type: ignore[misc]
         """Read nothing from disk."""
 
     def load_doit_config(self) -> dict[str, Any]:
-        """Return the settings of the run."""
         return self._config
 
     def load_tasks(self, cmd: Any, pos_args: Any) -> list[Task]:
-        """Return the tasks."""
         return self._tasks

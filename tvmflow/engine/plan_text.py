@@ -410,7 +410,6 @@ def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str
 
 
 def _list_inputs(preimage: Mapping[str, Json]) -> list[str]:
-    """Return a line for each setting, file, package and machine in a key."""
     rows = [("tvmflow", f"version {preimage.get('version')} of {preimage['stage']}", "")]
     rows += [
         ("setting", ".".join(path), json.dumps(value))

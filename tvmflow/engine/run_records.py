@@ -299,7 +299,6 @@ def _list_recipes(report: RunReport) -> Iterator[RecipeSource]:
 
 
 def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:
-    """Yield every recipe, pipeline and lock file of a run that still exists."""
     files = {recorded_path(origin.path): "recipe" for origin in report.origins}
     files |= {recorded_path(origin.pipeline): "pipeline" for origin in report.origins}
     files |= {recorded_path(lock): "lock"} if lock else {}

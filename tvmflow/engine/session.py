@@ -224,7 +224,6 @@ class Session:
         run_tasks(tasks, jobs=jobs, keep_going=self._options.keep_going)
 
     def _announce(self) -> None:
-        """Report the stages to run, with estimated durations."""
         estimates = estimate_stages(self._plan, self.state)
         seconds = {stage_id: estimate.seconds for stage_id, estimate in estimates.items()}
         stages = [
@@ -246,7 +245,6 @@ class Session:
         self._runs.report(report, self.state.keys)
 
     def _log_decision(self, decision: Decision) -> None:
-        """Log why a stage runs or not, whenever this changes."""
         if self._logged.get(decision.stage_id) != decision:
             self._logged[decision.stage_id] = decision
             text = _DECISIONS[decision.kind]

@@ -291,7 +291,6 @@ def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
 def _describe_unscheduled(
     kernels: Sequence[str], shares: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield lines about kernels without a schedule; kernels with a large share are warnings."""
     known = {name: share for name in kernels if (share := shares.get(name)) is not None}
     large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
     if large:

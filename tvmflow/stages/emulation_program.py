@@ -87,7 +87,6 @@ def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationP
 
 
 def _list_files(context: StageContext, folder: str) -> dict[str, Path]:
-    """Return the input files in a folder by their names there."""
     return {
         role.removeprefix(f"{folder}/"): path
         for role, path in context.inputs.items()

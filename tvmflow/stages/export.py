@@ -246,7 +246,6 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
 
 @contextlib.contextmanager
 def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterator[None]:
-    """Report the current step of the stage, and record its duration."""
     # in a long step, zig compiles WASI's C library from source
     message = f"{text} with the C library of WASI, which takes up to a minute" if is_long else text
     context.emit({"event": "step", "message": message, "is_long": is_long})
@@ -274,7 +273,6 @@ def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -
 
 
 def _for_vm(built: BuiltModel) -> BuiltModel:
-    """Return the model with the library for TVM's virtual machine."""
     assert built.vm_library is not None
     objects = list(built.forms[form_names.VM].values())
     return built.with_library(built.vm_library, objects, runtime=VM)

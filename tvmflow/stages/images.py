@@ -169,7 +169,6 @@ def _has_index(name: str, counts: Counter[str]) -> bool:
 
 
 def _mismatch(name: str, labels: Sequence[str]) -> str:
-    """Return a sentence why a class has no index."""
     shown = quoted(name)
     if not labels:
         return f"the class {shown} is not an index, and there are no labels"

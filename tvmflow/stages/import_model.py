@@ -221,7 +221,6 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
 def _load(
     settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
 ) -> tuple[LoadedModel, list[Json]]:
-    """Import the model with its frontend; return it with its constant inputs."""
     frontend = FRONTENDS[settings.model["kind"]]
     requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
     inputs = frontend.read_facts(files).inputs
@@ -288,7 +287,6 @@ def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
 
 
 def _add_states(loaded: LoadedModel, states: Sequence[State]) -> None:
-    """Add the growing states to the attributes of `main`."""
     from tvmflow.graph.states import with_states
 
     growing = list_growing(states, loaded.inputs, loaded.outputs)
@@ -401,7 +399,6 @@ def write_model(
 
 
 def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
-    """Check that generated code can contain the names of inputs, outputs or inner tensors."""
     for spec in specs:
         if problem := find_name_problem(spec.name):
             raise ImportFailed(
@@ -411,7 +408,6 @@ def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
 
 
 def _count_operators(mod: tvm.IRModule) -> dict[str, int]:
-    """Return how often each TVM operator is called."""
     from tvm import relax
 
     from tvmflow.graph import ir

@@ -155,7 +155,6 @@ def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
 def _list_transfers(
     request: ExportRequest, signatures: Mapping[str, Mapping[str, Json]]
 ) -> Iterator[Transfer]:
-    """Yield every tensor that one part computes and a later one reads, with the devices of both."""
     devices = {part.name: backend_for({"kind": part.kind}).DEVICE for part in request.parts}
     order = list(devices)
     for index, producer in enumerate(order):

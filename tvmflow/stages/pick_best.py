@@ -238,7 +238,6 @@ def _read_json(inputs: Mapping[str, Path], name: str) -> Any:
 def _choose_traces(
     judgements: Mapping[str, Judgement], records: Mapping[str, list[dict[str, Json]]]
 ) -> dict[str, Json]:
-    """Return the winner's trace of each workload that has one."""
     return {
         key: next(trial["trace"] for trial in records[key] if trial["id"] == judgement["winner"])
         for key, judgement in judgements.items()
@@ -288,7 +287,6 @@ def _measure(
 
 
 def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
-    """Raise StageError if no workload could be measured."""
     errors = [judgement["error"] for judgement in judgements.values() if judgement["error"]]
     if errors and len(errors) == len(judgements):
         raise StageError(
@@ -298,7 +296,6 @@ def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
 
 
 def _check_coverage(coverage: float, min_coverage: float | None) -> None:
-    """Raise VerifyFailed if kernels with a schedule cover less than `min_coverage` of the time."""
     if min_coverage is not None and coverage < min_coverage:
         raise VerifyFailed(
             f"kernels with a schedule cover {coverage:.0%} of the untuned time, "
@@ -310,7 +307,6 @@ def _check_coverage(coverage: float, min_coverage: float | None) -> None:
 def _make_facts(
     tunable: int, judgements: Mapping[str, Judgement], peak: float | None, library: LibraryFacts
 ) -> PickBestFacts:
-    """Return the facts about the gain of tuning."""
     untuned_us = tuned_us = covered_us = 0.0
     kernels: list[MeasuredKernel] = []
     for judgement in judgements.values():
@@ -391,7 +387,6 @@ def _measure_finalists(
     context: StageContext,
     fork_server: ForkServer,
 ) -> FinalistTimes:
-    """Measure finalists on the device of the target."""
     from tvmflow.tuning.measurer import FinalistTimes, time_finalists
     from tvmflow.tuning.rpc_device import DevicePool, RpcEndpoint, measure_finalists_remotely
 
@@ -555,7 +550,6 @@ def _kept_text(facts: PickBestFacts, untried: int) -> str:
 
 
 def _describe_untried(untried: int, untunable: int) -> list[str]:
-    """Return lines with the count of workloads without a successful trial, and without any trial."""
     broken = min(untunable, untried)
     counts = {"no trial that worked": broken, "no trial": untried - broken}
     return [

@@ -414,7 +414,6 @@ def search(
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Record the descriptions and kernels of workloads that the ledger lacks."""
     import tvm
 
     from tvmflow.tuning.workloads import shapes_text
@@ -427,7 +426,6 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
 
 
 def _describe_threads(facts: TuneFacts) -> list[str]:
-    """Return lines with the kernels' thread count, and the schedules from near targets."""
     if not facts.threads:
         return []
     line = f"measured with {count_text(facts.threads, 'thread')}"
@@ -443,7 +441,6 @@ def _describe_threads(facts: TuneFacts) -> list[str]:
 
 
 def _check_any_trial_worked(results: Sequence[WorkloadFacts]) -> None:
-    """Raise StageError if all trials of all workloads failed."""
     tried = [result for result in results if result.trials]
     broken = [result for result in tried if result.best_us is None and result.failed]
     if broken and len(broken) == len(tried):
@@ -531,7 +528,6 @@ def list_single(facts: TuneFacts) -> list[str]:
 
 
 def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return a line with the sizes at which schedules for dynamic shapes were measured."""
     dynamic = [workload for workload in workloads if workload.sizes]
     if not dynamic:
         return []
@@ -543,7 +539,6 @@ def _describe_dynamic_shapes(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return lines with the gain that the roofline would allow, and the workloads near it."""
     lines = _describe_possible_gain(workloads)
     done = sum(workload.at_roofline for workload in workloads)
     if not done:
@@ -555,7 +550,6 @@ def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
 
 
 def _describe_possible_gain(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return the gain that the roofline would allow, for workloads with and without trials."""
     gains_s = {True: 0.0, False: 0.0}
     total_s = 0.0
     for workload in workloads:

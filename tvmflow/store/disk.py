@@ -281,7 +281,6 @@ def hold_lease(root: str) -> Iterator[int]:
 
 
 def _is_current(descriptor: int, path: str) -> bool:
-    """Return whether an open file is still the one at its path."""
     try:
         return os.stat(path).st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:

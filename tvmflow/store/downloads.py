@@ -317,7 +317,6 @@ class _Job(NamedTuple):
 
     @property
     def part(self) -> Path:
-        """The file with the bytes received so far."""
         return self.folder / f"{self.name}.part"
 
     @property
@@ -342,7 +341,6 @@ class _Job(NamedTuple):
         return 0
 
     def discard_part(self) -> None:
-        """Remove the bytes received so far."""
         self.part.unlink(missing_ok=True)
         self.validator.unlink(missing_ok=True)
 
@@ -467,7 +465,6 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
 
 
 def _download_missing(job: _Job) -> None:
-    """Request the missing bytes, and append them to the part."""
     offset = job.part_size()
     source = _open(job, offset)
     if source is None:

@@ -266,7 +266,6 @@ class Budget:
         return max(min(limits) - history.spent, 0)
 
     def _is_worthwhile(self, history: _WorkloadHistory) -> bool:
-        """Return whether a batch for a workload is expected to shorten an inference."""
         return not history.is_at_roofline and self._expected_gain(history) >= self._least_gain
 
     def _find_least_gain(self) -> float:
@@ -290,7 +289,6 @@ class Budget:
         return max(least_gain, next(shown, math.inf))
 
     def _expected_gain(self, history: _WorkloadHistory) -> float:
-        """Return the seconds per inference that a batch is expected to save, limited as the rules say."""
         return history.expected_gain(by_trials=self._ends_by_trials)
 
     def _warmup_round(self, left: int) -> dict[str, int]:
@@ -310,7 +308,6 @@ class Budget:
         return {}
 
     def _batch_round(self, left: int) -> dict[str, int]:
-        """Return a batch for the workload with the largest expected gain."""
         open_ones = [
             history
             for history in self._histories.values()

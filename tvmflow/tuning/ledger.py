@@ -486,7 +486,6 @@ class WorkloadLedger(WorkloadRecords):
             self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
 
     def _blank(self, lines: Sequence[_Line]) -> None:
-        """Write spaces over lines of the locked file."""
         if not lines:
             return
         with self.path.open("r+b") as stream:
@@ -504,7 +503,6 @@ class WorkloadLedger(WorkloadRecords):
 
 @contextlib.contextmanager
 def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
-    """Hold the file at `path` exclusively locked and give its descriptor."""
     while True:
         with contextlib.ExitStack() as stack:
             try:

@@ -209,7 +209,6 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:
-    """Return a sentence for each path with a workload's name that is not a regular file."""
     return [
         f"{path}: it is not a regular file, and no tuning can use it; remove it"
         for path in sorted(folder.path.glob("*.jsonl"))
@@ -288,7 +287,6 @@ def prune(
 
 
 def _select(trials: Sequence[Trial], criteria: PruneCriteria) -> list[Trial]:
-    """Return the trials that fit all criteria."""
     keep_best, older_than_days = criteria.keep_best, criteria.older_than_days
     now = datetime.now(timezone.utc)
     timed = sort_by_time(trial for trial in trials if trial.run_secs)

@@ -403,7 +403,6 @@ class Libraries:
         return Module(program, signature, {"name": "library"})
 
     def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
-        """Compile and load a scheduled model for the runtime that will execute it."""
         from tvmflow.compiler import ScheduledModel, load_c_library
         from tvmflow.runtime.programs import ThreadPool
         from tvmflow.runtime.virtual_machine import VirtualMachine

@@ -275,7 +275,6 @@ def _name(record: Record) -> str:
 
 
 def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
-    """Return why a ledger refuses a record; empty if it does not."""
     if checked.problem:
         return checked.problem
     if isinstance(record, ExhaustedMark | FileHeader):
@@ -543,7 +542,6 @@ def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> s
 
 
 def _read_workloads(path: Path, file: IO[bytes]) -> Iterator[ImportedWorkload]:
-    """Yield the workloads of a checked pack, each with its records."""
     lines = _lines(path, file)
     next(lines)
     workload: ImportedWorkload | None = None
@@ -689,7 +687,6 @@ def _write_workload(
     records: WorkloadRecords,
     trials: Sequence[Trial],
 ) -> None:
-    """Write the lines of one workload: the chosen trials and all other records."""
     about, kernel = folder.ledger.description(key), folder.ledger.kernel(key)
     # The note that a search is exhausted holds only for all trials together.
     exhausted = records.exhausted_searches() if same_trials(records, trials) else []
@@ -716,7 +713,6 @@ def start_digest(header: Mapping[str, Json]) -> hashlib._Hash:
 
 
 def _write_file(path: Path, header: bytes, body: IO[bytes]) -> int:
-    """Write a pack atomically and return its size in bytes."""
     body.seek(0)
     with output_file(path) as temporary, open(temporary, "wb") as raw:  # noqa: PTH123
         if path.suffix == ".gz":

@@ -190,7 +190,6 @@ def _import(
 
 @contextlib.contextmanager
 def _temporary_folder(store: LocalStore) -> Iterator[Path]:
-    """Yield a temporary folder on the store's disk."""
     parent = Path(store.blobs.temporary_path()).parent
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         yield Path(folder)
@@ -228,7 +227,6 @@ def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> in
 
 
 def _export(ledger: Path, machine_class: MachineClass, path: Path) -> int:
-    """Write all trials of a machine class into one pack; return their count."""
     targets = [
         folder.key
         for folder in list_target_folders(ledger)

@@ -209,7 +209,6 @@ def _cannot_apply(message: str) -> StageError:
 def _failure_reasons(
     fork_server: ForkServer, mod: str, target: Json, trials: Sequence[Trial]
 ) -> dict[str, str]:
-    """Return why trials do not apply, by id."""
     payload = {"mod": mod, "target": target, "traces": [trial.trace for trial in trials]}
     outcome = fork_server.call(apply_traces, payload, timeout_s=_TIMEOUT_S + len(trials))
     if outcome.kind == "ok":

@@ -258,7 +258,6 @@ def _draw_bar(
 
 
 def _draw_peak(peak: float, x: str, height: int) -> Iterator[Markup]:
-    """Yield the line at the peak, and its text."""
     style = {"stroke": _PEAK_COLOR, "stroke_dasharray": "4"}
     yield element("line", x1=x, y1=34, x2=x, y2=height - 26, **style)
     text = f"peak of this machine: {peak:.0f}"

@@ -374,7 +374,6 @@ class Tuning:
         }
 
     def _latencies(self) -> dict[str, float | None]:
-        """Return the estimated latency (µs) of all timed kernels, untuned and with their best trials."""
         timed = [task for key, task in self._tasks.items() if key in self._untuned]
         untuned = sum(task.calls * self._untuned[task.key] for task in timed)
         best = sum(

@@ -379,7 +379,6 @@ def _count_calls(lowered: tvm.IRModule) -> dict[str, int]:
 
 
 def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
-    """Return one called function as a workload."""
     import tvm
 
     functions = {var.name_hint: function for var, function in lowered.functions_items()}
@@ -408,7 +407,6 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
 
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
-    """Return why no schedule is searched for a kernel; empty if one is."""
     from tvmflow.graph import ir
 
     if ir.is_scheduled(function):

@@ -244,7 +244,6 @@ class ModelObserver:
         return next(iter(self._held.values()), None) or self._compile(0)
 
     def _compile(self, place: int) -> CompiledModel:
-        """Return the library that observes the group with this index."""
         if place not in self._held:
             self._held.clear()
             group = self._groups[place]

@@ -251,7 +251,6 @@ class Evaluation:
         return outputs
 
     def _judge(self, results: Iterable[Mapping[str, Array]]) -> Array | None:
-        """Return for each sample whether its class is its label; None without labels."""
         if self._data.labels is None:
             return None
         scores = [{self._output: outputs[self._output]} for outputs in results]
@@ -448,7 +447,6 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
 
 
 def _multiply_speedup(cpu: CpuModel) -> float:
-    """Return the speedup of int8 dot products over float32."""
     if cpu.has_pair_dots:
         return _NARROW
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS

@@ -130,7 +130,6 @@ def convert(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 
 
 def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
-    """Check before calibration that the recipe's limits can be measured; StageError otherwise."""
     limited = settings.quantize
     if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
         raise StageError(
@@ -145,7 +144,6 @@ def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_err
 
 
 def _load(files: Mapping[str, Path]) -> FloatModel:
-    """Return the imported float model, with its norms folded; StageError if it cannot be quantized."""
     mod = ir.load_module(files["import/model.json"])
     if not ir.is_straight_line(mod):
         raise StageError(
@@ -192,7 +190,6 @@ class _Candidates(NamedTuple):
 def _list_candidates(
     settings: QuantizeSettings, signature: Signature, model: FloatModel, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the candidate layers of a model and the tensors that calibration observes."""
     layers, tables, skipped = _choose_layers(settings, model)
     floats = insertion.read_weights(model, layers)
     _check_weights(layers, floats)
@@ -254,7 +251,6 @@ def _list_ranged(
 
 
 def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
-    """Return whether a layer gets block-quantized weights."""
     return settings.quantize.weights == "int4" and layer.operator == "matmul"
 
 
@@ -346,7 +342,6 @@ def _load_calibration(
 
 
 def _quantize(candidates: _Candidates, batches: Sequence[Feed]) -> Quantization:
-    """Quantize all candidates; StageError if a tensor has no finite range."""
     settings, floats, skipped = candidates.settings, candidates.floats, candidates.skipped
     is_dynamic = settings.quantize.activations == "dynamic"
     known = [
@@ -427,7 +422,6 @@ def _find_corrections(
     integers: Integers,
     batches: Sequence[Feed],
 ) -> dict[Any, Array]:
-    """Return the bias correction of each layer, by the layer's variable."""
     rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
     layers = [
         layer
@@ -472,7 +466,6 @@ def _round_groups(
 def _find_scales(
     candidates: _Candidates, batches: Sequence[Feed], integers: Integers
 ) -> dict[Any, DataScale]:
-    """Return the scale of each ranged tensor, from its values on calibration data."""
     method = cast(Method, candidates.settings.quantize.method)
     scales = {}
     histograms = collect_histograms(candidates.observer, candidates.ranged, batches)
@@ -591,7 +584,6 @@ def _control(
 
 
 def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
-    """Return the zero points of the quantized outputs, by output name."""
     flow, known = ir.DataFlow(model.main), model.known
     zero_points = {}
     for spec, var in zip(signature.outputs, ir.list_outputs(model.main), strict=True):
@@ -615,7 +607,6 @@ def _compute(candidates: _Candidates, quantization: Quantization) -> Run:
 
 
 def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
-    """Return the model with quantized layers and lookup tables."""
     model = insertion.insert(candidates.model, candidates.layers, quantization)
     return insertion.insert_tables(model, quantization.tables)
 
@@ -655,7 +646,6 @@ def _describe_table(
 
 
 def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[str]) -> str:
-    """Return why a layer was no candidate, independent of its cost."""
     if layer.name in skipped:
         return "quantize.skip"
     if quantization.dynamic and not _multiplies_dynamically(layer):

@@ -225,7 +225,6 @@ def add_parameters(
 
 
 def _remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
-    """Remove the weight parameters that `main` does not use."""
     main = mod["main"]
     used = {
         var for binding in ir.list_bindings(main.body) for var in ir.list_variables(binding.value)
@@ -346,7 +345,6 @@ class _Inserter(LayerRewriter):
         return relax.Call(rewritten.op, list(operands), rewritten.attrs, rewritten.ty_args)
 
     def _convert_weights(self, layer: Layer) -> Any:
-        """Emit a layer's dequantized weights."""
         weights, params = self._quantization.weights[layer.var], self._params[layer.var]
         if isinstance(weights, BlockQuantizedIntegers):
             operator = replace(weights.operator, rounds_data=self._quantization.dynamic)
@@ -466,8 +464,6 @@ def insert_tables(model: FloatModel, tables: Mapping[str, BlockQuantizedIntegers
 
 
 class _TableRewriter(MainRewriter):
-    """Rewrites gathers to read rows of quantized tables."""
-
     OPERATORS = (_TAKE, _SHAPE_OF)
 
     def __init__(

@@ -152,7 +152,6 @@ class Histogram:
         return np.asarray(steps.astype(np.int32))
 
     def _widen(self, low: float, high: float) -> None:
-        """Extend the histogram to cover the values from `low` to `high`."""
         if self.total:
             if self.low <= low and high <= self.high:
                 return
@@ -216,7 +215,6 @@ def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
 def _cut_percentile(
     histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
-    """Cut off the outermost values at both ends."""
     cut = histogram.total // _ONE_IN
     middles, counts = histogram.list_bins()
     half = histogram.width / 2

@@ -186,7 +186,6 @@ def round_groups(
 
 
 def _round(weights: Array, scales: Array, groups: Groups) -> Array:
-    """Round a group of columns to integers, with one scale per row."""
     integers = np.divide(weights, scales[:, None])
     np.rint(integers, out=integers)
     integers += groups.middle

@@ -133,7 +133,6 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
 def _list_deliveries(
     recipe: Recipe, target: ResolvedTarget | PartitionedTarget
 ) -> dict[str, tuple[str, ...]]:
-    """Return the file names of each output."""
     if isinstance(target, PartitionedTarget):
         request, outputs = join.make_request(recipe, target), join.list_outputs(recipe)
     else:

@@ -402,7 +402,6 @@ def _best_class_agreement(actual: Array, expected: Array) -> float | None:
 
 
 def _find_exceeded(comparison: OutputComparison, tolerance: Tolerance) -> dict[str, float]:
-    """Return the limits on rms and scale that an output exceeds, by name."""
     exceeded: dict[str, float] = {}
     if float(comparison["max_abs_error"]) <= tolerance.atol:
         return exceeded

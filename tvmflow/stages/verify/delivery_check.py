@@ -252,7 +252,6 @@ class _Deliveries:
     def judge(
         self, output: str, found: Arrays | str, tolerance: Tolerance | None
     ) -> DeliveryVerdict:
-        """Return the verdict on the results of a process."""
         if isinstance(found, str):
             return {"passed": False, "failure": found}
         expected = self._expect(output)
@@ -280,7 +279,6 @@ class _Deliveries:
     # ---------------------------------------------------------------- outputs
 
     def load_bundle(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the process that loads a bundle."""
         [bundle] = files.values()
         yield _Task(_BUNDLE, bundle)
 
@@ -320,7 +318,6 @@ class _Deliveries:
                 yield _Task(_C_LIBRARY, linked, {**fields, "libraries": [described]})
 
     def load_shared(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Yield the process that loads a library with TVM's runtime."""
         self._require_plain_outputs()
         [path] = files.values()
         yield _Task(_TVM, path)
@@ -358,7 +355,6 @@ class _Deliveries:
         return {"file": str(path), "prefix": _prefix_of(module), "signature": signature}
 
     def _unpack(self, archive: Path) -> list[Path]:
-        """Unpack a static library, and return its object files."""
         folder = self._next()
         run_zig(folder, "ar", "x", str(archive), action="unpacking a static library")
         return sorted(folder.iterdir())

@@ -286,7 +286,6 @@ class RandomDraws:
         return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
 
     def _draw_for_branches(self) -> Iterator[tuple[str, Feed]]:
-        """Yield inputs that may reach further branches."""
         for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
             yield kind.text, self._draw(number, kind)
 

@@ -263,7 +263,6 @@ class _Search:
         self._feed, self._expected, self._nudged = self._run_reference()
 
     def run(self) -> list[Fault]:
-        """Return the faults, in the order of computation."""
         machine = self._settings.target
         is_here = (
             self._build is not None
@@ -516,7 +515,6 @@ class _Search:
     def _list_wrong(
         self, names: Sequence[str], run: Callable[[LoadedModel], list[Array]]
     ) -> set[str]:
-        """Return the inner tensors that differ from the reference's."""
         loaded = self._load(names)
         computed = run(loaded)[len(loaded.outputs) :]
         model = self._model._replace(tensors=loaded.tensors)

@@ -99,7 +99,6 @@ def _load(
 
 
 def _make_random_samples(preprocessing: Preprocessing, batches: int, seed: int) -> Samples:
-    """Return batches of seeded noise."""
     shape = (*preprocessing.size, preprocessing.channels)
     count = batches * preprocessing.input.shape[0]
     noise = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
@@ -117,7 +116,6 @@ def _generate_images(preprocessing: Preprocessing) -> list[Array]:
 
 
 def _compare(preprocessing: Preprocessing, images: Sequence[Array]) -> ImageComparison:
-    """Return by how many of 255 levels the preprocessing differs from Pillow's."""
     if not is_pillow_installed():
         return {"passed": True, "against": "", "images": 0, "max_level_error": 0}
     import PIL

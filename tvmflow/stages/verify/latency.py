@@ -125,7 +125,6 @@ def exclusive_devices(case: Case) -> Iterator[None]:
 
 
 def _measure_variants(verdict: Verdict, library: TimedLibrary, feed: Feed, case: Case) -> None:
-    """Measure the library; if it is tuned, interleaved with the untuned model."""
     kernels = case.context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
     if build.TUNED in rules.values() or read_choices(case.context.inputs):
@@ -167,7 +166,6 @@ def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str])
 
 
 def _is_stable(profiles: Sequence[Mapping[str, float]], kernels: Iterable[str]) -> bool:
-    """Return whether each kernel's share of the time is nearly the same in all profiles."""
     totals = [sum(seconds.get(name, 0.0) for name in kernels) for seconds in profiles]
     if not all(totals):
         return False
@@ -373,7 +371,6 @@ def check_gates(verdict: Verdict, library: Library, case: Case) -> dict[str, Gat
 def _judge(
     limit: float, value: float, interval: tuple[float, float], *, count: int = 0, note: str = ""
 ) -> GateResult:
-    """Return the result for a value with a confidence interval."""
     low, high = interval
     state: GateState = (
         "failed" if low > limit else "passed" if high <= limit else "within the noise"
@@ -424,7 +421,6 @@ def _measure(subject: Timed, feed: Feed, limit: float) -> list[float]:
 def _check_memory(
     library: Library, tensors: Mapping[str, Array], limit: float, library_bytes: int
 ) -> GateResult:
-    """Check the memory of the library code and of the contexts of all parts together."""
     feeds = part_feeds(library, tensors) or {"": dict(tensors)}
     context_bytes = 0
     for name, feed in feeds.items():
@@ -492,7 +488,6 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
 
 
 def _run(name: str, timed: Timed, library: Library, case: Case) -> ComparedRuntime:
-    """Compare a runtime with the reference, and time it interleaved with the library."""
     settings, context, model, data, reference = case
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)

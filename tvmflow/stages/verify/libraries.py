@@ -329,11 +329,9 @@ class _RemoteLibrary:
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def _order_inputs(self, feeds: Sequence[Feed]) -> list[list[Array]]:
-        """Return the arrays of each batch in the order of the inputs."""
         return [[feed[spec.name] for spec in self.inputs] for feed in feeds]
 
     def _name_outputs(self, batches: Sequence[Sequence[Array]]) -> list[dict[str, Array]]:
-        """Return the outputs of each batch by name."""
         names = [spec.name for spec in self.outputs]
         return [dict(zip(names, outputs, strict=True)) for outputs in batches]
 

@@ -512,7 +512,6 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
 
 
 def _select(value: Any, kept: Any) -> Any:
-    """Return the fields of a value that `kept` selects."""
     if kept is True:
         return value
     if isinstance(value, list):

@@ -120,7 +120,6 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
 
 
 def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
-    """Return the verdict on the code for one ISA level."""
     if "not_verified" in level:
         return f"NOT VERIFIED at the level {name}: {level['not_verified']}"
     error = largest_error(level)
@@ -131,7 +130,6 @@ def _describe_isa_level(name: str, level: IsaLevelVerdict) -> str:
 
 
 def _describe_sizes(facts: Verdict) -> Iterator[str]:
-    """Yield a table of the sizes at which a library with dynamic shapes was verified."""
     sizes = sort_sizes(facts)
     if sizes:
         width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
@@ -176,7 +174,6 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
 
 
 def _explain_exercises(facts: Verdict) -> Iterator[str]:
-    """Yield the mean share of each branch of piecewise operators, and the inputs left out."""
     yield from facts.get("draws_left_out", ())
     if "exercises_not_observed" in facts:
         yield f"{facts['exercises_not_observed']} does not say which branches of the model the inputs reach"
@@ -205,7 +202,6 @@ def _latency_cell(seconds: float | None) -> str:
 
 
 def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
-    """Yield how argmax inputs agree, where they were compared, and how many classes were reached."""
     for name, tensor in facts.get("index_inputs", {}).items():
         if not tensor["passed"]:
             continue
@@ -226,7 +222,6 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_deliveries(facts: Verdict) -> Iterator[str]:
-    """Yield the outputs that were loaded in new processes, and those that could not be."""
     texts: dict[str, list[str]] = {}
     for output, delivery in facts.get("deliveries", {}).items():
         if "not_run" in delivery:
@@ -239,7 +234,6 @@ def _describe_deliveries(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_layers(facts: Verdict) -> Iterator[str]:
-    """Yield how closely the layers of a quantized model agree."""
     layers = facts.get("layers", {})
     if "not_compared" in layers:
         yield f"its layers are not compared by themselves: {layers['not_compared']}"
@@ -259,7 +253,6 @@ def _describe_image(name: str, comparison: ImageComparison) -> str:
 
 
 def _describe_agreement(comparison: OutputComparison) -> Iterator[str]:
-    """Yield the errors of an output, and figures about its overall agreement."""
     yield (
         f"largest error: absolute {float(comparison['max_abs_error']):.2g}, "
         f"relative {float(comparison['max_rel_error']):.2g}"
@@ -334,7 +327,6 @@ def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str
 
 
 def _describe_speedup(speedup: Speedup) -> Iterator[str]:
-    """Yield the speedup over the untuned library, in capitals if the tuned one is slower."""
     text = _speedup_text(speedup, _UNTUNED)
     if speedup["is_slower"]:
         text = f"SLOWER THAN UNTUNED: {text}; `--minutes 0` delivers the untuned library"
@@ -350,7 +342,6 @@ def _speedup_text(speedup: Speedup, subject: str) -> str:
 
 
 def _describe_profile(profile: Profile) -> Iterator[str]:
-    """Yield the kernels without a schedule rule, with their shares of the time."""
     if shares := profile["without_rule"]:
         names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
         verb = "takes" if len(shares) == 1 else "take"
@@ -380,7 +371,6 @@ def explain(facts: Verdict) -> list[str]:
 
 
 def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
-    """Yield the tolerance of single elements, and that of an output as a whole."""
     shares = {
         "an output's largest value": tolerance.get("of_largest"),
         "the largest value of its rows, columns or channels": tolerance.get("of_slice"),
@@ -463,7 +453,6 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
-    """Yield a sentence for every wrong argmax input."""
     for name, tensor in verdict.get("index_inputs", {}).items():
         subject = _index_input(name)
         if tensor.get("is_missing"):
@@ -475,7 +464,6 @@ def _list_wrong_index_inputs(verdict: Verdict | IsaLevelVerdict, reference: str)
 
 
 def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[str]:
-    """Yield a sentence for each failed check at some sizes of dynamic dimensions."""
     for entry in sizes:
         where = sizes_text(entry["sizes"])
         if "failure" in entry:
@@ -487,7 +475,6 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
 
 
 def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence for every output that fails in a new process."""
     for output, delivery in verdict.get("deliveries", {}).items():
         if delivery["passed"]:
             continue
@@ -497,7 +484,6 @@ def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
-    """Yield a sentence for each failed check with additional random inputs."""
     for entry in verdict.get("draws", ()):
         if "failure" in entry:
             yield f"fails for {entry['inputs']}: {entry['failure']}"
@@ -508,7 +494,6 @@ def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
 
 
 def _list_wrong_layers(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
-    """Yield a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
     if not layers.get("is_reproduced", True):
         yield "the library computes other numbers than the same kernels that are compiled once more"
@@ -540,7 +525,6 @@ def describe_fix(verdict: Verdict) -> str:
 
 
 def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
-    """Return a sentence for every input whose preprocessing differs from Pillow's."""
     return [
         f"the preprocessing of '{name}' differs from that by {comparison['against']} by "
         f"{comparison['max_level_error']} of 255 levels"
@@ -565,7 +549,6 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
 
 
 def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence if an argmax input could not be compared."""
     if not verdict["passed"] or "index_inputs_not_compared" not in verdict:
         return
     reason = verdict["index_inputs_not_compared"]
@@ -581,7 +564,6 @@ def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
 
 
 def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence for every other runtime whose outputs differ from the reference's."""
     reference = verdict.get("reference", "")
     for runtime in verdict.get("compared", {}).values():
         mismatches = list_mismatches(runtime.get("outputs", {}), reference)
@@ -656,7 +638,6 @@ def list_mismatches(
 
 
 def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str]:
-    """Yield a sentence for each limit of the tolerance that an output exceeds."""
     limits = comparison.get("exceeded", {})
     if comparison["mismatched"]:
         worst = comparison["worst"]
@@ -740,7 +721,6 @@ def list_exceeded(verdict: Verdict) -> list[str]:
 
 
 def _list_remedies(verdict: Verdict) -> Iterator[str]:
-    """Yield remedies for failing gates."""
     gates = verdict.get("gates", {})
     failed = [gate.partition(".")[0] for gate in gates if gates[gate]["state"] == "failed"]
     yield from dict.fromkeys(_REMEDIES[gate] for gate in failed)

@@ -191,7 +191,6 @@ def _verify(
 
 
 def _add_threads(verdict: Verdict, library: Library, case: Case) -> None:
-    """Compare the library's results with other thread counts, and at the chosen sizes."""
     others = libraries.load_with_other_threads(
         case.context.inputs["export/module.tvmflow"], case.settings
     )
@@ -222,7 +221,6 @@ def _can_sweep(
 
 
 def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
-    """Run the library, compare it with the reference, and measure it."""
     data, reference, run_on = case.data, case.reference, case.settings.run_on
     actual = library.run_all(data.batches)
     if run_on != LOCAL:
@@ -242,7 +240,6 @@ def _add_results(verdict: Verdict, library: Library, case: Case) -> None:
 
 
 def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
-    """Record facts about the inputs: distribution, added samples, reached branches, useless draws."""
     more = reference.more
     if reference.results.random_inputs:
         verdict["random_inputs"] = reference.results.random_inputs
@@ -337,7 +334,6 @@ def _add_index_inputs(verdict: Verdict, library: Library, case: Case) -> IndexCh
 
 
 def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samples) -> float:
-    """Return the top-1 accuracy over all batches, by the scores in one output."""
     assert data.labels is not None
     joined = samples.join_outputs([{name: batch[name]} for batch in outputs], data)
     return samples.top1_accuracy(joined, name, data.labels)
@@ -515,7 +511,6 @@ def verify_isa_levels(verdict: Verdict, library: Library, case: Case) -> None:
 def _verify_isa_level(
     name: str, level: IsaLevelSettings, verdict: Verdict, case: Case
 ) -> IsaLevelVerdict:
-    """Verify one ISA level that the library does not choose by itself."""
     settings, context, _, data, reference = case
     indices = reference.indices if reference else None
     if indices is not None and indices.selects:

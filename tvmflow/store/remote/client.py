@@ -190,7 +190,6 @@ class RemoteCacheClient:
     """The client of one remote cache for one run. Thread-safe."""
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
-        """Create a client."""
         self.connection = connection
         self.reader = ResultReader(connection, are_valid_facts)
         self.uploader = Uploader(connection, self.reader.needs_repair)
