@@ -50,10 +50,24 @@ def from_json(kind: type[_T], value: Json) -> _T:
     return cast(_T, _reader_for(cast(Any, kind))(value))
 
 
+_OMITTED: Final[dict[type, tuple[str, ...]]] = {}
+
+
+def omits_empty(*names: str) -> Callable[[_T], _T]:
+    """Return a class decorator for a NamedTuple: these fields are left out of its JSON if they are empty."""
+
+    def decorate(kind: _T) -> _T:
+        _OMITTED[cast(type, kind)] = names
+        return kind
+
+    return decorate
+
+
 def to_json(value: Any) -> Json:
     """Convert a value to JSON, by its method `to_json` if it has one."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         own = getattr(value, "to_json", value._asdict)()
+        own = without_empty(own, _OMITTED.get(type(value), ()))
         return {name: to_json(inner) for name, inner in own.items()}
     if isinstance(value, Mapping):
         return {str(name): to_json(inner) for name, inner in value.items()}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.codec import from_json, to_json, without_empty
+from tvmflow.core.codec import from_json, omits_empty, to_json
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
@@ -137,6 +137,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     )
 
 
+@omits_empty("needs_tvm_for")
 class BuildFacts(NamedTuple):
     """The facts of compiled code.
 
@@ -155,10 +156,6 @@ class BuildFacts(NamedTuple):
     kernel_nodes: Mapping[str, list[list[int]]] = MappingProxyType({})
     runtime: str = ""
     needs_tvm_for: str = ""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("needs_tvm_for",))
 
 
 def run(settings: BuildSettings, context: StageContext) -> BuildFacts:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import omits_empty
 from tvmflow.core.dimensions import list_tuning_sizes, sizes_text
 from tvmflow.core.formatting import count_text
-from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
     KnownFacts,
@@ -53,6 +52,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     )
 
 
+@omits_empty("needs_tvm_for")
 class ExtractTasksFacts(NamedTuple):
     """The facts of a lowered model; `not_tunable` has the reason for each kernel that cannot be tuned.
 
@@ -65,10 +65,6 @@ class ExtractTasksFacts(NamedTuple):
     gflops: float = 0.0
     runtime: str = ""
     needs_tvm_for: str = ""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("needs_tvm_for",))
 
 
 def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFacts:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tvmflow.core import fork_server_process
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import omits_empty, without_empty
 from tvmflow.core.dimensions import WrongSize, evaluate_shape, largest_shape, list_names
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import hash_file
@@ -129,6 +129,7 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
     )
 
 
+@omits_empty("tensors", "bound", "dimensions")
 class ImportFacts(NamedTuple):
     """The facts of a model, or of a part of one.
 
@@ -149,10 +150,6 @@ class ImportFacts(NamedTuple):
     tensors: tuple[TensorSpec, ...] = ()
     bound: tuple[Json, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("tensors", "bound", "dimensions"))
 
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:

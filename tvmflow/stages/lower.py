@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pydantic import Field
 
 from tvmflow.compiler import VectorWidth
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import omits_empty
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
@@ -82,6 +82,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
     )
 
 
+@omits_empty("vectors")
 class LowerFacts(NamedTuple):
     """The facts of a lowered model.
 
@@ -92,10 +93,6 @@ class LowerFacts(NamedTuple):
 
     kernels: int
     vectors: VectorWidth | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("vectors",))
 
 
 def run(settings: LowerSettings, context: StageContext) -> LowerFacts:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from tvmflow.core import spans
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.codec import from_json, without_empty
+from tvmflow.core.codec import from_json, omits_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
@@ -174,6 +174,7 @@ class LibraryFacts(TypedDict, total=False):
     high: float
 
 
+@omits_empty("size_speedups", "wrong")
 class PickBestFacts(NamedTuple):
     """The outcome of tuning; times are µs per inference.
 
@@ -203,10 +204,6 @@ class PickBestFacts(NamedTuple):
     library: LibraryFacts = LibraryFacts()
     size_speedups: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     wrong: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("size_speedups", "wrong"))
 
 
 def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> PickBestFacts:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tvmflow.core import spans
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import omits_empty
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.fork_server import Emit, Outcome
@@ -52,6 +52,7 @@ class SearchOptions(NamedTuple):
         return search_name(self.strategy, self.seed, self.schedules)
 
 
+@omits_empty("sizes")
 class WorkloadFacts(NamedTuple):
     """The outcome for one workload; times are µs per call if the name ends in `_us`; None if unknown.
 
@@ -87,10 +88,6 @@ class WorkloadFacts(NamedTuple):
     first_failure: str = ""
     sizes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("sizes",))
-
 
 class BannedSchedule(NamedTuple):
     """A schedule that computes wrong values: its kernel, its trial, the reason, and the time of the ban."""
@@ -101,6 +98,7 @@ class BannedSchedule(NamedTuple):
     when: str
 
 
+@omits_empty("banned")
 class TuneFacts(NamedTuple):
     """The outcome of a search.
 
@@ -143,10 +141,6 @@ class TuneFacts(NamedTuple):
     spent_s: float = 0.0
     gain: Mapping[str, float] = MappingProxyType({})
     banned: tuple[BannedSchedule, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("banned",))
 
 
 NOT_TUNED: Final = TuneFacts(

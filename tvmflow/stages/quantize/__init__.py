@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from pydantic import Field
 
-from tvmflow.core.codec import without_empty
+from tvmflow.core.codec import omits_empty
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.recipe import Recipe
@@ -130,6 +130,7 @@ _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 # ---------------------------------------------------------------- facts
 
 
+@omits_empty("reason", "damage", "gain", "weight_error")
 class LayerFacts(NamedTuple):
     """A layer, and whether and how it was quantized.
 
@@ -152,11 +153,8 @@ class LayerFacts(NamedTuple):
     gain: float | None = None
     weight_error: float | None = None
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("reason", "damage", "gain", "weight_error"))
 
-
+@omits_empty("bound", "dimensions", "error", "compared", "float_accuracy", "accuracy")
 class QuantizeFacts(NamedTuple):
     """The facts of a quantized model; the fields before `float_bytes` are also facts of `import`.
 
@@ -185,13 +183,6 @@ class QuantizeFacts(NamedTuple):
     compared: int = 0
     float_accuracy: float | None = None
     accuracy: float | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(
-            self._asdict(),
-            ("bound", "dimensions", "error", "compared", "float_accuracy", "accuracy"),
-        )
 
 
 # This many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
