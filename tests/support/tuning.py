@@ -157,7 +157,6 @@ def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> 
         cost_model="random",
         timing=TIMING,
         trial_timeout_s=20.0,
-        schedules=0,
     )._replace(**changes)
 
 

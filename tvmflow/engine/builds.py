@@ -9,7 +9,15 @@ from typing import Final, Literal, NamedTuple
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.statistics import FEW_PAIRS_MARGIN, MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
-from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, ReportedFacts, RunReport, StageReport
+from tvmflow.engine.report import (
+    SKIPPED,
+    STOPPED,
+    SUCCEEDED,
+    ReportedFacts,
+    RunReport,
+    StageReport,
+    sum_known,
+)
 from tvmflow.stages import STAGES, verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import TUNED, BuildFacts, KernelCall, find_kernel_nodes
@@ -234,9 +242,9 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     warnings = [*_list_warnings(stages.values(), facts), *filter(None, incomplete)]
     return build._replace(
         **_read_verdict(stages.get(verify.NAME), known.get(Verdict)),
-        kernels=_add_up(code and code.kernels for code in built),
-        tuned_kernels=_add_up(code and len(code.schedule_rules.get(TUNED, ())) for code in built),
-        size_bytes=_add_up(library and library.library_bytes for library in exported),
+        kernels=sum_known(code and code.kernels for code in built),
+        tuned_kernels=sum_known(code and len(code.schedule_rules.get(TUNED, ())) for code in built),
+        size_bytes=sum_known(library and library.library_bytes for library in exported),
         weight_bytes=imported and imported.weight_bytes,
         quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
         quantization_error=imported.error if isinstance(imported, QuantizeFacts) else None,
@@ -365,13 +373,6 @@ def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Itera
             word = line.partition(" ")[0].rstrip(":")
             if len(word) >= _SHORTEST_CAPITALS and word.isalpha() and word.isupper():
                 yield line
-
-
-def _add_up(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum of a value over the library or its parts; None if the value of one is unknown."""
-    numbers = list(numbers)
-    known = [number for number in numbers if number is not None]
-    return sum(known) if known and len(known) == len(numbers) else None
 
 
 def _find_folders(

@@ -136,8 +136,14 @@ def _add_bytes(
             size = exported and exported.library_bytes
             other = specs[need.stage_id]
             sizes.append(_add_bytes(other, specs, artifacts) if size is None else size)
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known and len(known) == len(sizes) else None
+    return sum_known(sizes)
+
+
+def sum_known(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum of a value over the library or its parts; None if the value of one is unknown."""
+    numbers = list(numbers)
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known and len(known) == len(numbers) else None
 
 
 MAX_SHOWN: Final = 200

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core import packages, spans
+from tvmflow.core import spans
 from tvmflow.core.disk_errors import disk_errors, explain, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
 from tvmflow.core.files import write_atomically
@@ -56,7 +56,6 @@ from tvmflow.store.local import (
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.source_files import SourceFiles, fetch_file
 from tvmflow.targets import devices
-from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.remote_ledger import LedgerSync
 from tvmflow.tuning.trials import Ban, timestamp
 
@@ -489,9 +488,7 @@ def ban_schedules(
     is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)
     if search is None or not culprits or is_locked:
         return ""
-    settings = parse_settings(tune.run, search.settings)
-    tvm = packages.identity("apache-tvm")
-    ledger = Ledger.open(Path(state.store.ledger), settings.measured_target, tvm, settings.device)
+    ledger = parse_settings(tune.run, search.settings).open_ledger(Path(state.store.ledger))
     for fault in culprits:
         reason = f"{fault['text']} ({spec.recipe})"
         ledger.workload(fault["workload"]).add([Ban(fault["trial"], reason, timestamp())])

@@ -201,7 +201,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
         return {}, ChooseFacts(
             len(groups), reason="two libraries with its weights take too much memory"
         )
-    ledger = settings.open_ledger(context)
+    ledger = settings.open_ledger(context.ledger)
     ledgers = {text: ledger.workload(choice_key(text)) for text in groups}
 
     def is_allowed(choice: Choice) -> bool:

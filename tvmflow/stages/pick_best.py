@@ -252,7 +252,7 @@ def _measure(
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
 
-    ledger = settings.open_ledger(context)
+    ledger = settings.open_ledger(context.ledger)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(

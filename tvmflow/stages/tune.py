@@ -74,10 +74,10 @@ class TrialSettings(StageSettings):
         """The device of this machine on which kernels are timed; none if devices are behind RPC."""
         return () if self.remote else (self.device["kind"],)
 
-    def open_ledger(self, context: StageContext) -> Ledger:
-        """Open the ledger of the measured target."""
+    def open_ledger(self, root: Path) -> Ledger:
+        """Open the ledger of the measured target in the folder of all ledgers."""
         tvm_build = packages.identity("apache-tvm")
-        return Ledger.open(context.ledger, self.measured_target, tvm_build, self.device)
+        return Ledger.open(root, self.measured_target, tvm_build, self.device)
 
     def call_alone(
         self,
@@ -341,7 +341,7 @@ def search(
             f"nothing can be measured for this target on this machine: {settings.unmeasurable_reason}",
             fix="set tune.trials to 0 for it, or tune on a machine that can run it",
         )
-    tune, host, ledger = settings.tune, read_host(), settings.open_ledger(context)
+    tune, host, ledger = settings.tune, read_host(), settings.open_ledger(context.ledger)
     _describe_workloads(ledger, tasks)
     measure_context = measurer.MeasureContext(
         target=settings.measured_target,
@@ -366,7 +366,6 @@ def search(
         cost_model=tune.cost_model,
         timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
         trial_timeout_s=tune.trial_timeout_s,
-        schedules=settings.schedules,
     )
     # load modules for the children and start the fork server before the search starts threads
     measure.load_compiler(

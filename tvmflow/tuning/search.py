@@ -40,7 +40,7 @@ from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Me
 from tvmflow.tuning.replay import quarantine_inapplicable
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp, trial_id
-from tvmflow.tuning.tuning_job import SearchOptions, TuneFacts, WorkloadFacts
+from tvmflow.tuning.tuning_job import SearchOptions, TuneFacts, WorkloadFacts, search_name
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Schedule
@@ -89,6 +89,7 @@ class Tuning:
         )
         self._measure_roofline = measure_roofline
         self._clock = context.clock
+        self._search = search_name(options.strategy, options.seed, context.rules_version)
         self._started = self._clock.now()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._ledger_repairs = ledger.repairs
@@ -115,7 +116,7 @@ class Tuning:
                 self._trials,
                 self._options.rules,
                 self._context.rules_version,
-                self._options.name,
+                self._search,
             ),
             self._options.rules,
         )
@@ -148,9 +149,7 @@ class Tuning:
             seconds=round(sum(w.seconds for w in workloads), 3),
             drift=round(self._drift.drift, 4),
             exhausted=tuple(
-                task.name
-                for task in ordered
-                if self._trials[task.key].is_exhausted(self._options.name)
+                task.name for task in ordered if self._trials[task.key].is_exhausted(self._search)
             ),
             untunable=tuple(w.name for w in workloads if w.trials and w.best_us is None),
             repairs=tuple(self._repairs()),
@@ -217,7 +216,7 @@ class Tuning:
     def _note_end(self) -> None:
         """Record in the ledger that a search with this budget ended for each workload."""
         rules, tasks = self._options.rules, list(self._tasks.values())
-        name = end_name(self._options.name, rules)
+        name = end_name(self._search, rules)
         shares = find_time_shares(tasks, self._trials, self._context.rules_version)
         for key, trials in self._trials.items():
             limits, share = (rules.trials, rules.minutes), round(shares[key], 6)
@@ -259,7 +258,7 @@ class Tuning:
         return {
             key: count
             for key, count in missing.items()
-            if count > 0 and not self._trials[key].is_exhausted(self._options.name)
+            if count > 0 and not self._trials[key].is_exhausted(self._search)
         }
 
     def _measure_candidates(self, missing: Mapping[str, int]) -> bool:
@@ -307,7 +306,7 @@ class Tuning:
                 candidates = self._proposals_for(key).propose(count)
             if not candidates:
                 _log.debug("the search space of workload %s is exhausted", key[:12])
-                self._trials[key].mark_exhausted(self._options.name)
+                self._trials[key].mark_exhausted(self._search)
             chosen += [(key, candidate) for candidate in candidates]
         return chosen
 

@@ -35,7 +35,6 @@ class SearchOptions(NamedTuple):
         strategy: `evolutionary` or `replay-trace`.
         cost_model: `xgb`, `mlp` or `random`.
         trial_timeout_s: The timeout of a trial in seconds.
-        schedules: The version of the schedule rules.
     """
 
     rules: BudgetRules
@@ -44,12 +43,6 @@ class SearchOptions(NamedTuple):
     cost_model: str
     timing: Timing
     trial_timeout_s: float
-    schedules: int
-
-    @property
-    def name(self) -> str:
-        """The name of the search for the ledger's notes about it."""
-        return search_name(self.strategy, self.seed, self.schedules)
 
 
 @omits_empty("sizes")
