@@ -244,7 +244,7 @@ def test_one_library_has_code_for_several_levels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_of_one_level_is_found_behind_an_index(tmp_path: Path) -> None:
-    """What goes into an index is compared at each level, not only at the one that this machine chooses."""
+    """The scores of an index are compared at each level, not only at the one that this machine chooses."""
     project = Project(tmp_path)
     model = onnx.load(project.folder / "tiny.onnx")
     model.graph.node.append(helper.make_node("ArgMax", ["scores"], ["best"], axis=1))
@@ -260,6 +260,6 @@ def test_a_wrong_kernel_of_one_level_is_found_behind_an_index(tmp_path: Path) ->
     failed = project.run("--force", "build")
     assert (failed.code, failed.outcome("verify/any")) == (3, "rejected")
     assert (
-        "level x86-64-v2: 'scores' (which goes into an index) is not in the library's memory"
+        "level x86-64-v2: 'scores' (the scores of an index) is not in the library's memory"
         in (failed.stages["verify/any"]["message"])
     )

@@ -21,7 +21,7 @@ from tvmflow.core.formatting import find_width
 from tvmflow.core.project import find_project, store_root
 from tvmflow.planning.environment import describe_environment, without_password
 
-# A report is rendered with this duration; its text is then replaced by that of the real one.
+# A report is rendered with this duration, whose text is then replaced by the real duration.
 PLACEHOLDER_SECONDS = 987654321.0
 
 _VERSION = "tvmflow answer 4"

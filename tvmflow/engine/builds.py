@@ -67,7 +67,7 @@ class Speedup(NamedTuple):
 class Peer(NamedTuple):
     """Another runtime, timed in alternation with the library.
 
-    The speedup is that of the library over this runtime. `latency_s` is the library's latency times the speedup.
+    `speedup` is the speedup of the library over this runtime. `latency_s` is the library's latency times the speedup.
     `differs` says that this runtime's outputs differ from the reference's.
     """
 

@@ -173,7 +173,7 @@ class ChooseFacts(NamedTuple):
 
 
 def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
-    """Measure the choices that the ledger lacks; write those that make the whole library faster."""
+    """Measure choices that the ledger lacks, and write the ones that make the library faster."""
     choices, facts = _choose(settings, context)
     (context.out / CHOICES).write_text(choices_text(choices))
     return facts
@@ -244,7 +244,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
         is_missing = bool(choices) and digest not in records.libraries
         if settings.interim and (unknown or is_missing):
             return {}, ChooseFacts(
-                len(groups), reason="other ways are measured after the first library"
+                len(groups), reason="alternatives are measured after the first library"
             )
         times = None
         if choices:
@@ -267,8 +267,8 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
 def _check_measured(problem: str) -> None:
     if problem:
         raise StageError(
-            f"libraries with other choices could not be measured: {problem}",
-            fix="set tune.choices to false to keep those of the rules",
+            f"libraries with alternatives of operators could not be measured: {problem}",
+            fix="set tune.choices to false to use the rules' choices",
         )
 
 
@@ -316,41 +316,33 @@ def _microseconds(seconds: Sequence[float]) -> float:
 def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
     """Return lines with the count of operators that use an alternative, and the library's gain."""
     if facts.reason:
-        return [f"operators are computed as the rules choose: {facts.reason}"]
+        return [f"the rules choose the lowerings of operators: {facts.reason}"]
     if not facts.operators:
-        return ["no operator has an alternative to what the rules choose"]
-    trials = f"{facts.measured} alternatives measured, {facts.reused} from the ledger"
+        return ["no operator has an alternative lowering"]
+    if not facts.chosen:
+        outcome = "the rules were already fastest"
+    elif not facts.speedup:
+        outcome = "in the library none is faster"
+    else:
+        limits = (
+            f"{facts.low:.3g} to {facts.high:.3g}, {count_text(facts.pairs, 'interleaved pair')}"
+        )
+        outcome = (
+            f"speedup of the library {facts.speedup:.3g} ({limits}), estimated {facts.found:.3g}"
+        )
+        outcome += "" if facts.is_kept else ", which is not a gain"
     kept = sum(row.is_kept for row in facts.chosen)
     count = f"{kept} of {count_text(facts.operators, 'operator')}"
-    if not facts.chosen:
-        return [
-            f"{count} computed otherwise than by rule: the rules were already fastest ({trials})"
-        ]
-    limits = f"{facts.low:.3g} to {facts.high:.3g}, {count_text(facts.pairs, 'interleaved pair')}"
-    gain = (
-        f"delivers {facts.speedup:.3g}× ({limits}), where the operators promised {facts.found:.3g}×"
-    )
-    if not facts.is_kept:
-        if not facts.speedup:
-            return [
-                f"{count} computed otherwise than by rule: in the library none was faster ({trials})"
-            ]
-        return [
-            f"{count} computed otherwise than by rule: the library {gain}, which is not a gain ({trials})"
-        ]
-    return [f"{count} computed otherwise than by rule: the library {gain} ({trials})"]
+    trials = f"{facts.measured} alternatives measured, {facts.reused} from the ledger"
+    return [f"{count} with an alternative lowering: {outcome} ({trials})"]
 
 
 def explain(facts: ChooseFacts) -> list[str]:
-    """List the operators that an alternative makes faster than the rules do, largest gain first."""
+    """List the operators with a faster alternative than the rules choose, largest gain first."""
     lines = [
         f"  {row.operator}: {row.choice} {latency_text(row.us / 1e6)}, by rule {row.rule} "
         f"{latency_text(row.rule_us / 1e6)}, in {count_text(row.calls, 'call')}"
         f"{'' if row.is_kept else '; not kept: the library is not faster with it'}"
         for row in facts.chosen
     ]
-    return (
-        ["operators that are faster otherwise than by rule, measured in the library", *lines]
-        if lines
-        else []
-    )
+    return ["operators with a faster alternative, measured in the library", *lines] if lines else []

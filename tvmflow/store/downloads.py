@@ -209,7 +209,7 @@ def explain_status(answer: Answer, file: HubFile, credential: Credential | None)
 
 
 def gated_error(file: HubFile, credential: Credential | None) -> HubError:
-    """Return the error for files of a gated repository to which access is denied."""
+    """Return the error for a gated repository that denies access."""
     fix = f", and {_token_fix()} of that account"
     if credential:
         fix = f" with the account of the token in {credential.origin}"
@@ -358,7 +358,7 @@ class _Job(NamedTuple):
 
 
 def _download_name(url: str, sha256: str) -> str:
-    """Return the base name of a download's files: the file's digest, or else that of the URL."""
+    """Return the base name of a download's files: the digest of the file, or of its URL."""
     return sha256 or hashlib.sha256(url.encode()).hexdigest()
 
 
@@ -586,7 +586,9 @@ def _handle_status(job: _Job, answer: Answer, offset: int) -> None:
         if answer.total == offset:
             return
         job.discard_part()
-        raise _TemporaryProblem("the file on the server is shorter than what was downloaded before")
+        raise _TemporaryProblem(
+            "the file on the server is shorter than the part that was downloaded before"
+        )
     if answer.status in RETRYABLE:
         wait_s = header_count(answer.headers.get("Retry-After", "")) or 0
         raise _TemporaryProblem(_status_text(answer), float(wait_s))

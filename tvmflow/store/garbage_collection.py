@@ -1,6 +1,6 @@
 """Garbage collection: remove unused results, without waiting, even while runs are active.
 
-What stays: the results with which a recipe was last up to date (`last/`), pinned results (`pins/`), and everything used
+What stays: the results of each recipe's last up-to-date run (`last/`), pinned results (`pins/`), and everything used
 since the oldest active run began. Their blobs, which repair deliveries, and the downloads that they were made from
 stay, too. Other results are removed if unused for `max_age_s`; then the longest unused ones, until the store has at
 most `max_bytes`. Measured trials are never removed.
@@ -560,7 +560,7 @@ class StageUsage(NamedTuple):
 
 
 class RecipeUsage(NamedTuple):
-    """The results with which a recipe was last up to date; their blobs may be shared with other recipes.
+    """The results of a recipe's last up-to-date run; other recipes may share their blobs.
 
     `missing` counts absent or incomplete results, which the next run makes. `stages` groups results by kind of stage.
     """

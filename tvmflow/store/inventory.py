@@ -19,7 +19,7 @@ from tvmflow.store import disk, local
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.local import LocalStore
 
-# The prefix of the pin's name for the results with which a recipe was last up to date.
+# The prefix of the pin's name for the results of a recipe's last up-to-date run.
 RECIPE: Final = "recipe:"
 
 
@@ -120,7 +120,7 @@ def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
 
 
 def list_recipe_pins(store: LocalStore) -> list[Pin]:
-    """Return a pin for each recipe, with the results with which it was last up to date."""
+    """Return a pin for each recipe: the results of its last up-to-date run."""
     recipes = sorted(last_keys(store).items())
     return [Pin(f"{RECIPE}{name}", tuple(sorted(set(keys.values())))) for name, keys in recipes]
 

@@ -420,7 +420,7 @@ class LocalStore:
                 self._lease.follow_clock(os.stat(path).st_mtime_ns)
 
     def running(self) -> contextlib.AbstractContextManager[int]:
-        """Mark a run as active while the block runs; yields the time (ns) from which uses count as its own.
+        """Mark a run as active while the block runs; yields when it began (ns): later uses count as its own.
 
         Results are written only inside the block: nobody can clean the store meanwhile, and results found or made stay
         until its end. The first of several runs sweeps what killed processes left. Runs of one object share a lease.

@@ -300,7 +300,9 @@ class SourceFiles:
         if file.sha256 not in ("", layer.sha256):
             where = file.sha256_where or file.where
             text = f"{where}: {reference.address} has the digest {layer.sha256}, not {file.sha256}"
-            raise RecipeError(text, fix="leave the digest out: that of the artifact pins the file")
+            raise RecipeError(
+                text, fix="leave the digest out: the digest of the artifact pins the file"
+            )
         path = self._find_path(layer.sha256)
         return file._replace(url=reference.address, sha256=layer.sha256, path=path)
 

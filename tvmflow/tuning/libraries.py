@@ -75,7 +75,7 @@ class Turns(NamedTuple):
     Attributes:
         rounds: The most profiles of each library; no further round begins after `seconds`, except the first
             `min_rounds`.
-        calls: The fewest calls in a turn, of which the shortest counts: other processes disturb it least.
+        calls: The fewest calls in a turn. The shortest call counts: other processes disturb it least.
         profile_s: The shortest duration of a turn of profiled calls; `call_s` is that of a turn of plain calls.
         repeat_s: The shortest duration of the repeat whose mean counts as a plain call; 0 for a single call.
         whole_s: No further pair of plain turns begins after these seconds, except the first `min_pairs`.
@@ -457,7 +457,7 @@ def _draw_weight(spec: TensorSpec) -> Any:
 
 
 def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
-    """Group equal operators of a model, without those that have only one choice."""
+    """Group equal operators of a model; leave out operators with a single choice."""
     groups: dict[str, list[Operator]] = {}
     for operator in operators:
         if len(operator.alternatives) > 1:

@@ -360,7 +360,7 @@ def add_to_index(
 
 
 def make_index_statement(key: str, trials: BlobRef, signer: signing.PrivateKey | None) -> bytes:
-    """Return the envelope with the statement to which index a pack belongs, signed if `signer` is given."""
+    """Return the envelope that states the index of a pack, signed if `signer` is given."""
     payload = canonical(_statement(key, trials))
     return canonical(signing.sign_envelope(PAYLOAD_TYPE, payload, (signer,) if signer else ()))
 

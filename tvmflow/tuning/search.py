@@ -57,7 +57,7 @@ _MAX_STARTING_POINTS: Final = 8
 # The cost of evolution depends on its population and not on the batch. With four candidates for each measured one, it
 # is about the cost of building that one.
 _POPULATION: Final = 4 * BATCH_SIZE
-# The most trials of a workload from which the cost model and the population start.
+# The cost model and the population start from at most this many trials of a workload.
 _MAX_RECALLED: Final = 256
 _MAX_DRAWS: Final = 6
 

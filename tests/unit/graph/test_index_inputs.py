@@ -1,4 +1,4 @@
-"""What goes into an index: found from the outputs of an imported model, in the order of computation."""
+"""The scores of an index: found from the outputs of an imported model, in the order of computation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_indices(
             [node("Softmax", ["logits"], ["p"]), node("ArgMax", ["p"], ["best"], axis=1)],
             [value("p", [4, 5]), value("best", [4, 1], "int64")],
             ([], (1,)),
-            id="what goes into the index is an output",
+            id="the scores of the index are an output",
         ),
         pytest.param(
             [node("Greater", ["logits", "half"], ["is_high"])],

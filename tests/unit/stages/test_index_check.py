@@ -216,7 +216,7 @@ def test_what_goes_into_a_checked_index_is_compared(tmp_path: Path) -> None:
 def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() -> None:
     seen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": True}}), KnownFacts())
     assert seen[1:3] == [
-        "scores, which goes into an index, agrees with ORT (largest error: absolute 0, relative 0, 0 of the largest "
+        "scores, the scores of an index, agrees with ORT (largest error: absolute 0, relative 0, 0 of the largest "
         "value); the library has the same bits in its memory",
         "best reaches 3 of 10 classes",
     ]
@@ -232,7 +232,7 @@ def test_an_index_of_which_only_itself_is_compared_has_a_warning() -> None:
     made = verdict(index_inputs_not_compared="the library runs on another machine")
     assert verdict_text.list_failures(made, CHECKS) == []
     assert verdict_text.list_warnings(made, CHECKS) == [
-        "what goes into the index 'best' (3 different values in the samples) is not compared, so that a wrong library "
+        "the scores of the index 'best' (3 different values in the samples) are not compared, so that a wrong library "
         "could go undetected: the library runs on another machine"
     ]
     lasting = verdict_without_measurements(made)
@@ -248,7 +248,7 @@ def test_a_wrong_tensor_before_an_index_and_a_wrong_layer_have_a_sentence() -> N
     assert verdict_text.list_failures(
         verdict(index_inputs={"s": missing}, layers=layers), CHECKS
     ) == [
-        "'s' (which goes into an index) is not in the library's memory as the same kernels compute it in a library "
+        "'s' (the scores of an index) is not in the library's memory as the same kernels compute it in a library "
         "that returns it",
         "'u' is up to 7 steps off in 12 elements where it is computed from the tensors that ORT gives, more than 1",
     ]

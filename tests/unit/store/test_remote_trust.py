@@ -140,7 +140,7 @@ def test_a_result_with_facts_that_no_such_stage_reports_is_rejected(
     client.finish()
     assert machine.messages == [
         f"{cache.url}: the result {action.key[:12]} of build is rejected: "
-        "its facts are not those of such a stage"
+        "its facts do not have the types of this stage"
     ]
     assert machine.store.record(action.key) is None
 

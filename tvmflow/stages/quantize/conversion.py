@@ -147,7 +147,7 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
     mod = ir.load_module(files["import/model.json"])
     if not ir.is_straight_line(mod):
         raise StageError(
-            "the model has branches, and which of them calibration data take would decide its ranges",
+            "the model has conditional branches: its ranges would depend on the branches that the calibration data take",
             fix="leave `quantize` out, or export the model without conditions",
         )
     if points.multiplies_integers(mod):

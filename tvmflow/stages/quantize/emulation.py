@@ -128,7 +128,7 @@ class Emulation:
     ) -> dict[str, Array]:
         """Return the parameter values that let the model emulate a quantized model.
 
-        `layers` and `tensors` are those of the quantized model, in the order of this one's. `factors` has the
+        `layers` and `tensors` belong to the quantized model, and have the same order as this model's. `factors` has the
         smoothing factors by tensor of this model, which is not smoothed.
         """
         found = {**self.model.params}

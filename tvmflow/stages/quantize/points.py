@@ -163,7 +163,7 @@ def _is_product(value: Any, flow: ir.DataFlow) -> bool:
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
-    """Return the largest parameter from which weights are computed; an empty name if there is none."""
+    """Return the name of the largest parameter that weights are computed from; empty without one."""
     while isinstance(value := flow.values.get(weights), relax.Call):
         inner = [arg for arg in value.args if isinstance(arg, relax.Var)]
         if not inner:

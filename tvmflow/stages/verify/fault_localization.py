@@ -425,7 +425,9 @@ class _Search:
         trial = trial_id(chosen[workload])
         by_record = f"{numbers} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
         if not wrong.is_rule_right:
-            return Fault(f"{by_record}, and also with that of the rules: {wrong.mismatch}", _REPORT)
+            return Fault(
+                f"{by_record}, and also with the schedule of the rules: {wrong.mismatch}", _REPORT
+            )
         return Fault(f"{by_record}, and right ones without: {wrong.mismatch}", "", workload, trial)
 
     # ---------------------------------------------------------------- import and lowering

@@ -211,7 +211,7 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
             else "in a library of the same kernels that returns it: this one computes it within a larger kernel"
         )
         yield (
-            f"{name}, which goes into an index, agrees with {compared_with(facts)} "
+            f"{name}, the scores of an index, agrees with {compared_with(facts)} "
             f"({', '.join(_describe_agreement(tensor))}); {where}"
         )
     for name, output in facts.get("outputs", {}).items():
@@ -559,7 +559,7 @@ def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
     ]
     subject = f"the index {', '.join(named)}" if named else "an index"
     yield (
-        f"what goes into {subject} is not compared, so that a wrong library could go undetected: {reason}"
+        f"the scores of {subject} are not compared, so that a wrong library could go undetected: {reason}"
     )
 
 
@@ -587,7 +587,7 @@ def _list_undetected(verdict: Verdict) -> Iterator[str]:
 
 
 def _index_input(name: str) -> str:
-    return f"'{name}' (which goes into an index)"
+    return f"'{name}' (the scores of an index)"
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
@@ -662,7 +662,7 @@ def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str
 
 # ---------------------------------------------------------------- gates
 
-_FASTER: Final = "a longer search finds faster kernels (tune.trials), and `tvmflow show kernels` says what takes the time"
+_FASTER: Final = "a longer search finds faster kernels (tune.trials); `tvmflow show kernels` lists the slowest kernels"
 _SMALLER: Final = "weights take less with `quantize` or kernels.precision"
 _REMEDIES: Final[Mapping[str, str]] = {
     LATENCY: _FASTER,

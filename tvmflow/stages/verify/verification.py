@@ -475,8 +475,10 @@ def _compare_at(
 # ---------------------------------------------------------------- ISA levels
 # Only the other levels are verified here: `verify` has checked the level that the library chooses by itself.
 
-_ONLY_INDEX: Final = "it returns an index alone, and what goes into it is not compared: {}"
-_SELECTS: Final = "it returns what an index selects, which another CPU may choose among equals"
+_ONLY_INDEX: Final = "it returns only an index, whose scores are not compared: {}"
+_SELECTS: Final = (
+    "it returns values that an index selects, and another CPU may select others of equal scores"
+)
 
 
 def verify_isa_levels(verdict: Verdict, library: Library, case: Case) -> None:
@@ -530,7 +532,7 @@ def _verify_isa_level(
                 check = IndexCheck(library, own_case, lambda: latency.lower_untuned(own_case))
                 found["index_inputs"], actual = check.tensors, check.settle(actual)
             elif indices:
-                # another CPU may choose among equals
+                # another CPU may select others of equal scores
                 names = [output for output in names if output not in indices.outputs]
                 if not names:
                     return {"not_verified": _ONLY_INDEX.format(reason)}

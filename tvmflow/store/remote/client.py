@@ -121,7 +121,7 @@ class ResultReader:
                 return None
             action = result.action
             if not self._are_valid_facts(action.stage, action.facts):
-                raise InvalidAction("its facts are not those of such a stage")
+                raise InvalidAction("its facts do not have the types of this stage")
             self._connection.reads.budget.add_saved(action.seconds)
             self._start_downloads([BlobRef(file.digest, file.size) for file in action.files], tasks)
         finally:
