@@ -14,7 +14,14 @@ from tvmflow.cli.output import print_outcome, print_result
 from tvmflow.cli.records import CHECK_HELP
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.files import read_regular
-from tvmflow.core.formatting import age_text, count_text, names_text, printable, size_text
+from tvmflow.core.formatting import (
+    age_text,
+    count_text,
+    limit_lines,
+    names_text,
+    printable,
+    size_text,
+)
 from tvmflow.core.project import shortest_path
 from tvmflow.core.text import columns
 
@@ -238,7 +245,6 @@ def unpin(options: UnpinOptions) -> int:
 
 # ---------------------------------------------------------------- push and pull
 
-_SHOWN_LINES: Final = 10
 _SHORT_KEY: Final = 12
 
 
@@ -276,9 +282,9 @@ def push(options: PushOptions) -> int:
     lines = [
         f"{number} uploaded to {address} ({size}), {len(known)} already there",
         *([f"{count_text(trials, 'trial')} shared"] if trials else []),
-        *_shorten([f"not uploaded: {key[:_SHORT_KEY]}: {text}" for key, text in failed.items()]),
-        *_shorten([f"not uploaded: {name}: not in the store; run it first" for name in absent]),
-        *_shorten(problems),
+        *limit_lines([f"not uploaded: {key[:_SHORT_KEY]}: {text}" for key, text in failed.items()]),
+        *limit_lines([f"not uploaded: {name}: not in the store; run it first" for name in absent]),
+        *limit_lines(problems),
     ]
     code = _exit_code(client, failed=bool(failed or problems))
     return print_outcome(value, lines, code, options)
@@ -318,8 +324,8 @@ def pull(options: PullOptions) -> int:
         f"{count_text(len(origins), 'result')} fetched from {client.connection.address} "
         f"({size_text(traffic.fetched_bytes)}), {len(present)} already here",
         *([count_text(trials, "new trial")] if options.ledger else []),
-        *_shorten([f"not in the remote cache: {name}" for name in missing]),
-        *_shorten(problems),
+        *limit_lines([f"not in the remote cache: {name}" for name in missing]),
+        *limit_lines(problems),
     ]
     code = _exit_code(client, failed=bool(problems or traffic.problems))
     print_outcome(value, lines, code, options)
@@ -403,11 +409,6 @@ def _exit_code(client: RemoteCacheClient, *, failed: bool) -> int:
     if client.connection.reads.open or client.connection.writes.open:
         return EXIT_ENVIRONMENT
     return EXIT_FAILED if failed else EXIT_OK
-
-
-def _shorten(lines: list[str]) -> list[str]:
-    more = len(lines) - _SHOWN_LINES
-    return lines[:_SHOWN_LINES] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _show_reading(options: StoreOptions) -> Callable[[int, int], None]:

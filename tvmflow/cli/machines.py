@@ -23,7 +23,6 @@ from tvmflow.core.text import columns, did_you_mean
 if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
     from tvmflow.targets.resolve import Capabilities
-    from tvmflow.targets.tracker import DevicePoolStatus
 
 
 class TargetsOptions(Options):
@@ -273,11 +272,6 @@ def _checked(address: str) -> str:
             problem, fix=f"give --tracker HOST:PORT, or set ${TRACKER_VARIABLE}"
         ) from error
     return address
-
-
-def _row(devices: DevicePoolStatus) -> tuple[str, ...]:
-    counts = (devices.total, devices.free, devices.pending)
-    return (devices.key, *map(str, counts), ", ".join(devices.addresses))
 
 
 DEFAULT_PORT: Final = 8786

@@ -105,6 +105,12 @@ def names_text(names: "Collection[str]", limit: int = 20) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
+def limit_lines(lines: "Collection[str]", limit: int = 10) -> list[str]:
+    """Return the first lines, and a line with the number of the others."""
+    more = len(lines) - limit
+    return [*lines][:limit] + ([f"and {more} more"] if more > 0 else [])
+
+
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 

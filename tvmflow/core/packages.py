@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.files import RACY_NS, write_atomically
+from tvmflow.core.processes import read_text
 
 # Distribution -> its module, if the names differ.
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
@@ -253,12 +254,7 @@ def _is_editable(path: str, source: str) -> bool:
 
 def _read_version(folder: str) -> str:
     for name in _VERSION_FILES:
-        try:
-            with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as stream:
-                match = _VERSION.search(stream.read())
-        except OSError:
-            continue
-        if match:
+        if match := _VERSION.search(read_text(f"{folder}/{name}")):
             return match[1]
     return UNVERSIONED
 
@@ -307,11 +303,7 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 def lists_module(record: str, module: str) -> bool:
     """Return whether a RECORD lists a module's `__init__` file."""
-    try:
-        with open(record, encoding="utf-8", errors="replace") as stream:
-            return f"\n{module}/__init__.py" in f"\n{stream.read()}"
-    except OSError:
-        return False
+    return f"\n{module}/__init__.py" in f"\n{read_text(record)}"
 
 
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:

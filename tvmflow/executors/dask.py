@@ -27,6 +27,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_OK, EnvironmentProblem, Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import limit_lines
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.processes import kill_descendants
 from tvmflow.core.types import StageCall, StageResult
@@ -368,7 +369,9 @@ class DaskCluster:
                 break
         if not slots:
             scheduler = self._context.scheduler
-            reasons = "\n  ".join(["", *_first_lines(refused)]) if refused else "it has none"
+            reasons = (
+                "\n  ".join(["", *limit_lines(refused, _MAX_LISTED)]) if refused else "it has none"
+            )
             raise EnvironmentProblem(
                 f"no worker of {scheduler} can run stages: {reasons}",
                 fix=f"start some with `tvmflow worker --scheduler {shell_word(scheduler)}`, where the same "
@@ -423,7 +426,7 @@ class DaskCluster:
         """Return the error for a stage that no worker can run."""
         return EnvironmentProblem(
             "no worker of the cluster can run this stage: "
-            + ("; ".join(_first_lines(refusals)) or "it has none"),
+            + ("; ".join(limit_lines(refusals, _MAX_LISTED)) or "it has none"),
             fix=f"start one that can with `tvmflow worker --scheduler {shell_word(self._context.scheduler)}`; "
             "--wait-for-workers SECONDS waits for it",
         )
@@ -489,11 +492,6 @@ def _check_certificates(address: str, role: str) -> None:
             fix="set DASK_DISTRIBUTED__COMM__TLS__CA_FILE and, ending in __CERT and __KEY, "
             f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__…: see {page_url('teams')}",
         )
-
-
-def _first_lines(lines: list[str]) -> list[str]:
-    more = len(lines) - _MAX_LISTED
-    return lines[:_MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])
 
 
 # ---------------------------------------------------------------- processes of a cluster

@@ -15,6 +15,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.processes import read_text
 from tvmflow.core.types import (
     STATEMENT_SUFFIX,
     Artifact,
@@ -297,7 +298,7 @@ def list_repository_files(origin: RecipeOrigin) -> list[str]:
     if repository is None:
         return []
     own, common = repository.folder, repository.common
-    branch = _read_text(f"{own}/HEAD").removeprefix("ref: ")
+    branch = read_text(f"{own}/HEAD").strip().removeprefix("ref: ")
     return [f"{own}/HEAD", f"{own}/index", f"{common}/packed-refs", f"{common}/{branch}"]
 
 
@@ -334,37 +335,28 @@ def _find_repository(folder: str) -> _Repository | None:
         own = f"{root}/.git"
         if os.path.isfile(own):
             # In an additional worktree or a submodule, `.git` is a file with the path.
-            own = os.path.join(root, _read_text(own).removeprefix("gitdir: "))
+            own = os.path.join(root, read_text(own).strip().removeprefix("gitdir: "))
         if os.path.isfile(f"{own}/HEAD"):
-            common = os.path.join(own, _read_text(f"{own}/commondir") or ".")
+            common = os.path.join(own, read_text(f"{own}/commondir").strip() or ".")
             return _Repository(root, os.path.normpath(own), os.path.normpath(common))
         if parent == root:
             return None
         root, parent = parent, os.path.dirname(parent)
 
 
-def _read_text(path: str) -> str:
-    """Return the stripped content of a small file; empty if it is missing."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""
-
-
 def _read_commit(repository: _Repository) -> str:
     """Return the checked-out commit, read without git; empty if there is none."""
-    value = _read_text(f"{repository.folder}/HEAD")
+    value = read_text(f"{repository.folder}/HEAD").strip()
     for _ in range(_MAX_LINKS):
         if not value.startswith("ref: "):
             is_commit = len(value) in (40, 64) and not set(value) - set("0123456789abcdef")
             return value if is_commit else ""
         name = value.removeprefix("ref: ")
-        packed = _read_text(f"{repository.common}/packed-refs").splitlines()
+        packed = read_text(f"{repository.common}/packed-refs").splitlines()
         commits = {ref: commit for commit, _, ref in (line.partition(" ") for line in packed)}
         value = (
-            _read_text(f"{repository.folder}/{name}")
-            or _read_text(f"{repository.common}/{name}")
+            read_text(f"{repository.folder}/{name}").strip()
+            or read_text(f"{repository.common}/{name}").strip()
             or commits.get(name, "")
         )
     return ""

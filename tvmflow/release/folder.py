@@ -57,7 +57,7 @@ from tvmflow.release.gates import (
     without_measurements,
 )
 from tvmflow.release.lock import lock_text
-from tvmflow.release.page import REPORT, Details, describe_measurements, describe_release
+from tvmflow.release.page import REPORT, describe_measurements, describe_release
 from tvmflow.release.timing import time_alternately
 from tvmflow.runtime.statements import Statement, read_statements
 from tvmflow.stages import pick_best, verify
@@ -345,14 +345,15 @@ def make_release(
                     *(result.previous, result.comparisons, result.content),
                     *(release.gates, plan, artifacts),
                 )
-                details = Details(
-                    list_stages(stages, store),
-                    list_kernels(stages, store),
-                    read_recipes(plan.origins),
+                page = describe_measurements(folder.name, lock, measurements)
+                # Only the store has the details of stages and kernels.
+                page = page._replace(
+                    stages=list_stages(stages, store),
+                    kernels=list_kernels(stages, store) or page.kernels,
+                    recipes=read_recipes(plan.origins),
                 )
-                page = render_page(describe_measurements(folder.name, lock, measurements, details))
                 (part / MEASUREMENTS).write_text(measurements_text(measurements), encoding="utf-8")
-                (part / MEASUREMENTS_PAGE).write_text(page, encoding="utf-8")
+                (part / MEASUREMENTS_PAGE).write_text(render_page(page), encoding="utf-8")
                 write_release_statements(part, pipeline.name, release.version, MEASURED_FILES)
                 part.rename(folder)
         finally:

@@ -18,7 +18,7 @@ from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.formatting import limit_lines, names_text, quoted
 from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX
@@ -270,9 +270,7 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
     causes = [finding for finding in bad if finding.path.name.endswith(STATEMENT_SUFFIX)] or bad
     problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in causes]
     if problems:
-        hidden = len(problems) - _SHOWN_PROBLEMS
-        more = [f"and {hidden} more"] if hidden > 0 else []
-        raise VerifyFailed(f"{about}: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}", fix=fix)
+        raise VerifyFailed(f"{about}: {'; '.join(limit_lines(problems, _SHOWN_PROBLEMS))}", fix=fix)
     signed = [finding.source for finding in findings if finding.source]
     # Statements do not name the folders of deliveries, which the publisher chose, so they are shown.
     folders = sorted({entry.path.parent.relative_to(folder).as_posix() for entry in signed} - {"."})

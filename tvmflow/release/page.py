@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text, size_text
@@ -19,8 +19,6 @@ from tvmflow.pages.content import (
     Library,
     LibraryKernels,
     Page,
-    RecipeText,
-    StageEntry,
 )
 from tvmflow.recipe.lock_file import LockFile, Measurements, read_lock
 from tvmflow.release.comparison import Figure, Side, compare_sides, judge_change, read_sizes
@@ -44,14 +42,6 @@ REPORT: Final = "report.html"
 _BYTES: Final = "max_bytes"
 
 
-class Details(NamedTuple):
-    """Details of a release that only the store has: stages, kernels and the text of recipes."""
-
-    stages: tuple[StageEntry, ...] = ()
-    kernels: tuple[LibraryKernels, ...] = ()
-    recipes: tuple[RecipeText, ...] = ()
-
-
 def describe_release(name: str, lock: LockFile) -> Page:
     """Return the report on the content of a release, which depends only on the lock file."""
     return Page(
@@ -64,33 +54,22 @@ def describe_release(name: str, lock: LockFile) -> Page:
     )
 
 
-def describe_measurements(
-    name: str, lock: LockFile, file: MeasurementsFile, details: Details | None = None
-) -> Page:
-    """Return the page with the measurements of a release and of the previous release.
-
-    Without `details`, the page shows the kernels from the lock file.
-    """
-    details = details or Details()
+def describe_measurements(name: str, lock: LockFile, file: MeasurementsFile) -> Page:
+    """Return the page with the measurements of a release and of the previous release."""
     comparisons = {comparison.label: comparison for comparison in read_comparisons(file)}
     builds = {build.name: build for build in _read_builds(file)}
-    return Page(
-        kind="Release",
-        title=name,
-        about=_list_facts(lock),
+    release = describe_release(name, lock)
+    return release._replace(
         previous=file.compared_with,
         links=(("What the release has", REPORT),),
         libraries=tuple(
             _measure(library, comparisons[library.label], builds.get(library.label), file)
-            for library in _list_locked(lock)
+            for library in release.libraries
             if library.label in comparisons
         ),
         notes=tuple(_list_notes(file)),
         gates=tuple(map(_format_gate, list_checked_gates(list(comparisons.values()), file.gates))),
-        kernels=details.kernels or tuple(_list_locked_kernels(lock)),
-        stages=details.stages,
-        recipes=details.recipes,
-        provenance=_list_provenance(lock),
+        kernels=tuple(_list_locked_kernels(lock)),
     )
 
 
