@@ -219,7 +219,6 @@ class DodoTasks:
         return "it was forgotten" if name in self._forgotten else ""
 
     def _remove_delivered(self, folder: Path, names: list[str]) -> None:
-        """Remove the delivered files of a target, and folders that become empty."""
         suffixes = (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
         sidecars = [f"{folder.parent.name}{suffix}" for suffix in suffixes]
         paths = [folder / name for name in (*names, *sidecars, README)]

@@ -362,7 +362,6 @@ def _evaluate(recipes: RecipeOptions, store: LocalStore) -> tuple[Plan, PlanStat
 
 
 def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
-    """Upload all trials of the ledger; return their number, and problems."""
     from tvmflow.tuning import remote_ledger
 
     def push(source: MachineClass) -> tuple[int, Sequence[str]]:

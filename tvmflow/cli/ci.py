@@ -145,7 +145,6 @@ class _Job(NamedTuple):
 
 
 def _read(options: _CiOptions) -> _Job:
-    """Return the job for the recipes or the pipeline, after checks of their paths."""
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 

@@ -148,7 +148,6 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
 
 
 def _list_required_packages() -> list[str]:
-    """Return the required distributions, without those of extras."""
     from tvmflow.frontends import FRONTENDS
 
     tools = {*_CORE_PACKAGES}

@@ -134,7 +134,6 @@ def _format_table(rows: Sequence[_Row]) -> list[str]:
 
 
 def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
-    """Yield every reason for a `no` in the table, with its targets."""
     from tvmflow.targets.emulation import INSTALL, find_emulators
     from tvmflow.targets.resolve import has_schedule_rules
 

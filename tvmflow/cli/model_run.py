@@ -194,7 +194,6 @@ def _check_bundle(path: Path) -> None:
 def _choose_sizes(
     module: Module, files: Sequence[InputFile], words: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of dynamic dimensions: given by `--size`, or else tuning sizes."""
     dimensions = {dimension.name: dimension for dimension in module.dimensions}
     if files and words:
         raise UsageError(
@@ -574,7 +573,6 @@ def _bound_inputs(
 
 
 def _tolerance_of(statement: Statement | None) -> Tolerance:
-    """Return the tolerance of `verify` from the statement, or else the default for float32."""
     default = tolerance_for(FLOAT32, rtol=None, atol=None)
     recorded = get_field(statement.verdict, "tolerance", of=dict) if statement else {}
     if not recorded:

@@ -191,7 +191,6 @@ def explain(options: ExplainOptions) -> int:
 def _explain_stage(
     spec: StageSpec, state: PlanState, store: LocalStore, *, with_recipe: bool
 ) -> tuple[dict[str, Json], str]:
-    """Return all known facts of one stage, as JSON and as text."""
     from tvmflow.engine.plan_text import explain_stage
     from tvmflow.store.local import find_failure
 

@@ -186,7 +186,6 @@ def keygen(options: KeygenOptions) -> int:
 
 
 def _load_trusted_keys(paths: Sequence[Path]) -> tuple[signing.PublicKey, ...]:
-    """Return the keys in files and folders; without any, those of the environment."""
     from tvmflow.core import signing
 
     named = tuple(key for path in paths for key in signing.load_public_keys(path))

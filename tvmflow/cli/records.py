@@ -384,7 +384,6 @@ def _format_import(result: ImportResult) -> Iterator[str]:
 
 
 def _format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]:
-    """Yield a line for each workload with trials to remove, and the total."""
     for row in pruned:
         skipped = row.skip_reason and f"skipped: {row.skip_reason}"
         yield (

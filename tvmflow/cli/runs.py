@@ -218,7 +218,6 @@ def logs(options: LogsOptions) -> int:
 
 
 def _list_recipe_names(path: str) -> frozenset[str]:
-    """Return the planned names of a recipe, or of a pipeline's recipes, with their variants."""
     from tvmflow.planning.prepare import RunRequest, load_request
 
     recipes, _ = load_request(RunRequest((path,)))

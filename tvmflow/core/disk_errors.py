@@ -317,7 +317,6 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
 
 
 def _nearest_folder(path: str) -> str:
-    """Return a path itself if it exists, or the nearest existing folder above it."""
     while not os.path.lexists(path):
         path = os.path.dirname(os.path.abspath(path))
     return path

@@ -141,7 +141,6 @@ def _setting_name(after: Mapping[str, Json], path: tuple[str, ...]) -> str:
 
 
 def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Change]) -> list[str]:
-    """Describe settings that were added or removed."""
     if len(changes) <= _FEW:
         return [_describe_setting(after, change) for change in changes]
     added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]
@@ -163,7 +162,6 @@ def _describe_budget(tune: Mapping[str, Json]) -> str:
 
 
 def _describe_inputs(changes: list[_Change], described: Mapping[str, str]) -> list[str]:
-    """Return a phrase for each changed external file, and for each stage whose files changed."""
     external: list[str] = []
     stages: dict[str, list[str]] = {}
     for (name,), old, new in changes:

@@ -131,7 +131,6 @@ def _place(track: Track, at_ns: int) -> dict[str, Json]:
 
 
 def _shown(arguments: Mapping[str, Json]) -> dict[str, Json]:
-    """Return arguments with escaped text and without empty values."""
     return {
         excerpt(name): excerpt(value, _MAX_TEXT) if isinstance(value, str) else value
         for name, value in arguments.items()

@@ -179,7 +179,6 @@ class Node:
 
 
 def _with_root_block(function: Any) -> Any:
-    """Wrap the body of a TIR function in a root block, unless it has one."""
     from tvm import s_tir, tirx
 
     if isinstance(function.body, s_tir.SBlockRealize):

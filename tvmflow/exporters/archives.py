@@ -49,7 +49,6 @@ def write_zip(output: Path, content: Mapping[str, Path | bytes]) -> None:
 
 
 def _open(source: Path | bytes) -> tuple[IO[bytes], int]:
-    """Return a stream of a file or bytes, and its size."""
     if isinstance(source, bytes):
         return io.BytesIO(source), len(source)
     return source.open("rb"), source.stat().st_size

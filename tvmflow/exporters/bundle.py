@@ -65,7 +65,6 @@ def _write(
 
 
 def _describe(source: Path | bytes, digest: str | None) -> dict[str, Json]:
-    """Return size and digest of a file or bytes; a known `digest` is not computed again."""
     if isinstance(source, bytes):
         return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
     return {"bytes": source.stat().st_size, "sha256": digest or hash_file(source)}

@@ -176,7 +176,6 @@ def write_library(
 
 
 def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
-    """Return the files of the library, its weights, and headers."""
     names = (*_libraries(request), f"{request.name}.weights", *_image_headers(request))
     return tuple(f"{request.name}-c-library-weights/{file}" for file in names if file)
 
@@ -188,7 +187,6 @@ def _libraries(request: ExportRequest) -> LibraryFiles:
 
 
 def _export_with_weights(built: BuiltModel, folder: Path) -> None:
-    """Write the library, and its weights in a file."""
     place = folder / f"{built.name}-c-library-weights"
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
@@ -230,7 +228,6 @@ _SLICES: Final = (
 
 
 def _no_framework_reason(request: ExportRequest) -> str:
-    """Return why a target cannot have a framework, or an empty string."""
     reason = unsupported_reason(request)
     if not reason and request.platform.system != "ios":
         return f"{request.triple} is not iOS: name the preset ios"
@@ -238,7 +235,6 @@ def _no_framework_reason(request: ExportRequest) -> str:
 
 
 def _framework_files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the files of each slice, and the property list."""
     names = LibraryFiles.of(request.name, request.triple)
     headers = f"Headers/{request.name}"
     in_slice = (names.static, f"{headers}/{names.header}", f"{headers}/{_MODULE_MAP}")

@@ -368,7 +368,6 @@ def _describe_source(source: SourceText) -> RecipeText:
 def _list_provenance(
     record: RunRecord, store: LocalStore
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Yield the tools, external files and delivered folders of a run."""
     tools, files, lost = {"tvmflow": record.tvmflow}, dict[str, str](), 0
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None

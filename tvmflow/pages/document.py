@@ -278,7 +278,6 @@ def _describe_accuracy(previous: Build | None, build: Build) -> Child:
 
 
 def _list_sizes(page: Page) -> list[Child]:
-    """Return a table with a row for each verified size of libraries with dynamic shapes."""
     results = [(library, entry) for library in page.libraries for entry in library.build.sizes]
     rows = [_size_row(library, entry) for library, entry in results]
     if not rows:
@@ -302,7 +301,6 @@ def _size_row(library: Library, entry: SizeResult) -> Row:
 
 
 def _list_gates(page: Page) -> Child:
-    """Return a table with a row for each library and a column for each gate."""
     limits: dict[str, set[str]] = {}
     for gate in page.gates:
         limits.setdefault(gate.gate, set()).add(gate.limit)
@@ -483,7 +481,6 @@ def describe_lead(page: Page) -> str:
 
 
 def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
-    """Yield the number of libraries, and the number in each relevant state."""
     if not libraries:
         return
     number = len(libraries)
@@ -500,7 +497,6 @@ def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
 
 
 def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
-    """Yield the first unsuccessful stage, and the number of others."""
     broken = [stage for stage in stages if stage.report.outcome in _PROBLEMS]
     if broken:
         words = STATES[broken[0].report.outcome][1]
@@ -600,7 +596,6 @@ def _summarize_tuning(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield the accuracy or else the largest error, and the cost of quantization."""
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -628,7 +623,6 @@ def _sum_times(stages: Sequence[StageEntry]) -> Iterator[_Tile]:
 
 
 def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield the speedup of the libraries over each other runtime."""
     speedups: dict[str, list[float]] = {}
     for build in builds:
         for peer in build.peers:

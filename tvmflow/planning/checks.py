@@ -216,7 +216,6 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
 
 
 def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> str:
-    """Return the problem of the precision for a target and the remedy, or an empty string."""
     backend, precision = backend_for(target.tvm), planned.recipe_for(target).kernels.precision
     problems = {
         "mixed": ("only loses speed by", backend.slow_float16_reason),
@@ -343,7 +342,6 @@ def _check_gates(planned: PlannedRecipe, target: Target) -> Iterator[str]:
 
 
 def _find_peer_problem(name: str, recipe: Recipe, target: Target) -> str:
-    """Return why a library cannot be timed beside a runtime, or an empty string."""
     peer = PEERS[name]
     problem = peer.unsupported_reason(recipe.model.kind, device_of(target))
     if not problem and not peer.is_installed():
@@ -392,7 +390,6 @@ def _check_run_location(
 
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:
-    """Check that every output exists for a target."""
     if export.NAME not in planned.stages:
         return
     outputs = planned.recipe_for(target).outputs

@@ -171,7 +171,6 @@ class PlanState:
         return ""
 
     def _read_shapes(self, imported: Artifact) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a model's weights by name; empty if unknown."""
         files = {file.name: file.digest for file in imported.files}
         try:
             weights = read_safetensors(self.store.blobs.path(files[import_model.PARAMS]))

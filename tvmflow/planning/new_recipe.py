@@ -281,7 +281,6 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
 
 
 def _describe_states(model: Model) -> list[str]:
-    """Return comments that suggest `state` if some inputs look like states."""
     if not model.states:
         return []
     lines = write_yaml({"state": dict(model.states)}).splitlines()
@@ -337,7 +336,6 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
 
 
 def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[InputLine]:
-    """Return the lines of `dimensions` and `inputs` for dynamic dimensions of the model."""
     if any(request.shape for request in requests):
         text = "--open and --shape exclude each other"
         raise UsageError(text, fix="write numbers in the recipe for the sizes that are fixed")
@@ -398,7 +396,6 @@ def _describe_target(name: str) -> list[str]:
 
 
 def _list_gpu_targets() -> list[str]:
-    """Return the preset for this machine's GPU, if any."""
     gpu = detect_gpu().gpu
     if gpu is None:
         return []

@@ -230,7 +230,6 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
 def _input_files(
     planned: PlannedRecipe, target: Target | None, traits: StageTraits
 ) -> Iterator[InputFile]:
-    """Yield the external files that a stage reads."""
     if "model" in traits.reads:
         yield from planned.model_files
     if "reference" in traits.reads:

@@ -186,7 +186,6 @@ def _list_other_fields(tune: ClosedModel) -> dict[str, Any]:
 
 
 def _without_budget(target: BuildTarget) -> BuildTarget:
-    """Return a target or part without its own search budget."""
     changes: dict[str, Any] = {}
     if target.tune is not None:
         overrides = _list_other_fields(target.tune)
@@ -197,7 +196,6 @@ def _without_budget(target: BuildTarget) -> BuildTarget:
 
 
 def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
-    """Raise UsageError unless the stage, the targets and the variants of a request exist."""
     targets = {target.name for entry in recipes for target in entry.recipe.targets}
     variants = {variant for entry in recipes for variant in entry.recipe.variants}
     until = () if request.until is None else (request.until,)
@@ -656,7 +654,6 @@ def _check_arrays(path: Path) -> None:
 
 
 def _list_accuracy_limits(recipe: Recipe) -> list[str]:
-    """Return the accuracy limits of a recipe, which need labels."""
     fields = (("verify", "min_accuracy"), ("quantize", "max_accuracy_drop"))
     values = (
         (f"{name}.{limit}", getattr(getattr(recipe, name), limit, None)) for name, limit in fields

@@ -172,7 +172,6 @@ def _find_pipelines(name: str, base: Path) -> list[Path]:
 
 
 def _pipeline_folders() -> list[Path]:
-    """Return the folders of named pipelines: current folder, project, installed package, checkout."""
     project = Path(shortest_path(find_project().root))
     packaged = map(Path, list_packaged_paths("pipelines"))
     return list(dict.fromkeys([Path("pipelines"), project / "pipelines", *packaged]))

@@ -201,7 +201,6 @@ def _too_large(max_bytes: int) -> Unreadable:
 
 @contextlib.contextmanager
 def _archive_errors() -> Iterator[None]:
-    """Translate errors of archive readers to Unreadable."""
     try:
         yield
     except Unreadable:

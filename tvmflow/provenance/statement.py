@@ -278,7 +278,6 @@ def _define_build(
     stages: Sequence[tuple[FinishedStage, Mapping[str, Json]]],
     dependencies: Sequence[Json],
 ) -> Json:
-    """Return the definition of a build of stages with their settings."""
     invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
     names = {"recipe": lineage.recipe, "target": lineage.target, **invocation}
     settings, internal = dict[str, Json](), dict[str, Json]()

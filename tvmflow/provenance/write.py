@@ -320,7 +320,6 @@ def _model_card(lineage: Lineage) -> Json:
 
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
-    """Yield the weights of the library, which are separate from its code."""
     for stage in lineage.find_stages("import"):
         digest = stage.artifact.digests(()).get(import_model.PARAMS)
         if digest:

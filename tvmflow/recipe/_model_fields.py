@@ -59,7 +59,6 @@ _FIELDS: Final = dict.fromkeys(
 
 
 def _owners(field: str) -> list[str]:
-    """Return the frontends that have a field of this name."""
     return [kind for kind, entry in FRONTENDS.items() if field in entry.SOURCE.model_fields]
 
 
@@ -158,7 +157,6 @@ class DimensionSpec(ClosedModel):
 
 
 def _read_size(value: Any) -> Any:
-    """Validate a size of an input: a number, or an expression of dimension names."""
     if isinstance(value, str) and _is_size(value):
         return value
     if type(value) is not int:

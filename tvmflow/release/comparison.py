@@ -121,7 +121,6 @@ def make_side(run: RunRecord) -> Side:
 
 
 def _read_release(name: str, folder: Path) -> Side:
-    """Return the release in a folder, with all measurements."""
     side = _read_lock(name, folder / LOCK)._replace(release=folder.resolve().name)
     file = read_measurements(folder)
     if file is None:

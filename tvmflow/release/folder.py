@@ -376,7 +376,6 @@ def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple
 
 
 def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
-    """Write lock file, report, README and checksums, which are reproducible."""
     (part / LOCK).write_text(lock_text(without_measurements(lock)), encoding="utf-8")
     report = describe_release(result.folder.name, without_measurements(lock))
     (part / REPORT).write_text(render_page(report), encoding="utf-8")

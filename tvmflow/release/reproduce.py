@@ -228,7 +228,6 @@ def _tensor_difference(first: bytes, second: bytes, depth: int) -> _Location | N
 
 
 def _split_tensors(content: bytes) -> tuple[dict[str, Json], bytes]:
-    """Return the header and the values of a safetensors file."""
     start = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:start]), content[start:]
 

@@ -220,7 +220,6 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
 
 
 def _write_explanation(model: DescribedModel) -> Iterator[str]:
-    """Yield C++ code that returns the explanation of a status."""
     prefix, name = model.prefix, model.prefix.upper()
     if model.executor:
         yield f"    if (status == {name}_NO_MEMORY || status >= {name}_NO_DRIVER) return {prefix}_device_error();\n"
