@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml  # noqa: TID251 - of other tools, with values that recipes refuse
 
-from tests.support.ci_services import ROOT, GithubActions, GitlabCi
+from tests.e2e.ci_services import ROOT, GithubActions, GitlabCi
 from tests.support.project import Project
 
 TRIALS = 4

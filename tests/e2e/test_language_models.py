@@ -16,6 +16,7 @@ import tvmflow
 from tests.support.browser import run_script
 from tests.support.pages import ROOT, blocks
 from tests.support.project import Project
+from tests.support.shared import folder_made_by
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,11 +139,7 @@ def test_a_browser_generates_the_tokens_of_pytorch(trained: Trained) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the models that `tests.support.make_language_models` writes."""
-    folder = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "-m", "tests.support.make_language_models", str(folder)]
-    subprocess.run(command, check=True)
-    return folder
+    return folder_made_by(tmp_path_factory, "tests.e2e.make_language_models")
 
 
 FIXED = """\

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.other_user import GROUP, needs_other_users, own, run_as
+from tests.e2e.other_user import GROUP, needs_other_users, own, run_as
 from tests.support.project import Project
 
 pytestmark = pytest.mark.faults

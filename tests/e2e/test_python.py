@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.notebook import code_cells
+from tests.e2e.notebook import code_cells
 from tests.support.project import Project
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_the_notebook_prints_what_is_in_it(project: Project) -> None:
     shutil.copytree(ROOT / "recipes", project.folder / "recipes")
     copy = project.folder / "digits.ipynb"
     shutil.copy(NOTEBOOK, copy)
-    command = [sys.executable, "-m", "tests.support.notebook", str(copy)]
+    command = [sys.executable, "-m", "tests.e2e.notebook", str(copy)]
     environment = {**project.environment, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=project.folder, env=environment, capture_output=True, text=True, check=False

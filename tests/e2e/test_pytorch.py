@@ -19,6 +19,7 @@ import tvmflow
 from tests.support.kernels import outputs as compute
 from tests.support.project import Project
 from tests.support.pytorch_archives import graph, write_archive
+from tests.support.shared import folder_made_by
 from tvmflow.core import packages
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
@@ -42,11 +43,7 @@ verify: {repeat: 2}
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the archives that `tests.support.make_archives` writes."""
-    folder = tmp_path_factory.mktemp("archives")
-    command = [sys.executable, "-m", "tests.support.make_archives", str(folder)]
-    subprocess.run(command, check=True)
-    return folder
+    return folder_made_by(tmp_path_factory, "tests.e2e.make_archives")
 
 
 def float_spec(name: str, *shape: int) -> TensorSpec:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import rebuild
+from tests.e2e import rebuild
 from tests.support.project import Project
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.stages import pick_best

@@ -17,8 +17,8 @@ import tvmflow
 from tests.support.kernels import outputs as compute
 from tests.support.onnx_models import specs
 from tests.support.project import Project
-from tests.support.tflite_cases import RELU, TANH, Draw, make
 from tests.support.tflite_models import Quantized, TfliteBuilder, invoke, open_litert, run_litert
+from tests.unit.frontends.tflite.tflite_cases import RELU, TANH, Draw, make
 from tvmflow.core import packages
 from tvmflow.frontends import FRONTENDS
 

@@ -56,7 +56,7 @@ def check_cases(suite: str, seed: int, cases: int, folder: Path, count: Count) -
     words = [suite, str(work), str(seed), str(cases), str(report)]
     with log.open("w") as stream:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.fuzzing.cases", *words],
+            [sys.executable, "-m", "tests.fuzz.formats.cases", *words],
             stdout=stream,
             stderr=subprocess.STDOUT,
             check=False,

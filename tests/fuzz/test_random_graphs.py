@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from tests.conftest import Count
-from tests.support.random_graphs import campaign, judging
-from tests.support.random_graphs.operators import RULES
+from tests.fuzz.random_graphs import campaign, judging
+from tests.fuzz.random_graphs.operators import RULES
 from tvmflow.frontends.onnx.operators import OPERATORS, supported_operators
 
 NOT_DRAWN: Final = {

@@ -23,7 +23,7 @@ frontend = FRONTENDS["mxnet"]
 
 Array = np.ndarray[Any, Any]
 
-_CASES = Path(__file__).with_name("mxnet_cases.py")
+_CASES = Path(__file__).parents[1] / "unit/frontends/mxnet/mxnet_cases.py"
 
 
 def generate(folder: Path, *names: str) -> Path:

@@ -1,10 +1,12 @@
-"""Folders that all workers of a test run share: the first that needs one makes it, and the others wait."""
+"""Folders of files that tests read: of all workers of a test run, or of one module."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,10 @@ import pytest
 def shared_folder(
     factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:
-    """Return a folder that `make` fills once for all workers, and that nobody changes afterwards."""
+    """Return a folder that `make` fills once for all workers, and that nobody changes afterwards.
+
+    The first worker that needs it makes it, and the others wait.
+    """
     base = factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, done = root / name, root / f"{name}.done"
@@ -25,4 +30,11 @@ def shared_folder(
             folder.mkdir()
             make(folder)
             done.touch()
+    return folder
+
+
+def folder_made_by(factory: pytest.TempPathFactory, module: str) -> Path:
+    """Return a new folder that `python -m MODULE FOLDER` fills, for modules that import PyTorch."""
+    folder = factory.mktemp(module.rpartition(".")[2])
+    subprocess.run([sys.executable, "-m", module, str(folder)], check=True)
     return folder

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fork_server_calls
+from tests.unit.core import fork_server_calls
 from tvmflow.core import fork_server as fork_server_module
 from tvmflow.core import fork_server_process, memory
 from tvmflow.core.fork_server import ForkServer

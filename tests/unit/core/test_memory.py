@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fork_server_calls
+from tests.unit.core import fork_server_calls
 from tvmflow.core import memory, processes
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.memory import MemoryExcess, MemoryWatch

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Count
-from tests.support import readers
 from tests.support.source_files import empty_source_files
-from tests.support.worst_files import (
+from tests.unit.frontends import readers
+from tests.unit.frontends.worst_files import (
     CASES,
     MAX_BYTES,
     MAX_SECONDS,

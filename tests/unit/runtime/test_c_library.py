@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support.damage import described, read_entries, write_entries
+from tests.unit.runtime.damage import described, read_entries, write_entries
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import bundle

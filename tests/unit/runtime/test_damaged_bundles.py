@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support.damage import damages, described, read_entries, write_entries
+from tests.unit.runtime.damage import damages, described, read_entries, write_entries
 from tvmflow.core.errors import BundleError
 from tvmflow.exporters.bundle import write_partitioned
 from tvmflow.runtime import bundles, loading

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.fuzzing.mutations import mutate_bytes
+from tests.support.mutations import mutate_bytes
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Feed, TensorSpec
 from tvmflow.runtime import npz, samples

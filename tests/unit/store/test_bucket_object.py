@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3 import S3, serving_s3
+from tests.unit.store.s3 import S3, serving_s3
 from tvmflow.core.errors import DownloadError
 from tvmflow.store.downloads import download
 

@@ -13,8 +13,8 @@ from typing import Final
 import pytest
 
 from tests.conftest import Count
-from tests.support.file_damage import CONTENT, FAULTS
 from tests.support.small_runs import RunHost, plan_of
+from tests.unit.store.file_damage import CONTENT, FAULTS
 from tvmflow.cli.cache import store_checks
 from tvmflow.core.errors import EXIT_OK, StoreError
 from tvmflow.engine import answers

@@ -18,9 +18,9 @@ import pytest
 from tests.conftest import Count
 from tests.support import caches
 from tests.support.exports import Array
-from tests.support.fuzzing.mutations import mutate_bytes
+from tests.support.mutations import mutate_bytes
 from tests.support.pages import ROOT
-from tests.support.state_libraries import StateLibrary, write_library
+from tests.unit.targets.state_libraries import StateLibrary, write_library
 from tvmflow.core.errors import BundleError
 from tvmflow.recipe import Verify
 from tvmflow.runtime.module import Module

@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import Count
 from tests.support import tuning
-from tests.support.make_traces import FILE
 from tests.support.trials import trial
+from tests.unit.tuning.make_traces import FILE
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json
 from tvmflow.recipe.lock_file import LockedKernel
@@ -194,8 +194,8 @@ def test_a_record_with_a_foreign_trace_is_no_record() -> None:
 @pytest.mark.parametrize("target", ["vnni", "arm", "cuda"])
 def test_what_the_search_of_this_tvm_writes_is_accepted(target: str, count: Count) -> None:
     """Made anew: another version of TVM, or a new rule, may write what the list does not have yet."""
-    from tests.support.make_traces import TARGETS
-    from tests.support.make_traces import traces as make
+    from tests.unit.tuning.make_traces import TARGETS
+    from tests.unit.tuning.make_traces import traces as make
 
     number = 0
     for origin, trace in make(TARGETS[target]):

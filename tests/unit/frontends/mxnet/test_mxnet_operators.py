@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from tests.support.mxnet_cases import CASES, ZOO
 from tests.support.mxnet_runs import compare, generate
 from tests.support.seeds import one_of_many
 from tests.support.shared import shared_folder
+from tests.unit.frontends.mxnet.mxnet_cases import CASES, ZOO
 
 pytestmark = pytest.mark.mxnet
 

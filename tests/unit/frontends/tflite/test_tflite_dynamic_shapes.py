@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.support.tflite_cases import CASES, Case, Draw, make
 from tests.support.tflite_models import Array, run_litert
+from tests.unit.frontends.tflite.tflite_cases import CASES, Case, Draw, make
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.recipes import model_problems
-from tests.support.tflite_cases import CASES, make
 from tests.support.tflite_models import Quantized, TfliteBuilder
+from tests.unit.frontends.tflite.tflite_cases import CASES, make
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.kernels import outputs
 from tests.support.onnx_models import specs
-from tests.support.tflite_cases import CASES, Case, make
 from tests.support.tflite_models import Array, run_litert
+from tests.unit.frontends.tflite.tflite_cases import CASES, Case, make
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.tflite._conversion import CONVERTERS, convert
 from tvmflow.frontends.tflite._model import SUPPORTED, read_model

@@ -13,7 +13,7 @@ import tvm
 from onnx import helper, numpy_helper
 
 from tests.support.onnx_models import model, save, value
-from tests.support.tflite_cases import make
+from tests.unit.frontends.tflite.tflite_cases import make
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.errors import StageError

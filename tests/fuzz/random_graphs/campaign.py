@@ -1,6 +1,6 @@
 """Judges many graphs in child processes, shrinks those that fail, and reports.
 
-    python -m tests.support.random_graphs.campaign [--first SEED] [--count N] [--jobs N] [--operator NAME] [--replay CHOICES]
+    python -m tests.fuzz.random_graphs.campaign [--first SEED] [--count N] [--jobs N] [--operator NAME] [--replay CHOICES]
 
 Prints how many graphs were right, refused, skipped and deviated, and a reproducer for each failure.
 """
@@ -79,7 +79,7 @@ def serve() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     # what takes seconds to import, once
-    from tests.support.random_graphs import judging
+    from tests.fuzz.random_graphs import judging
 
     with tempfile.TemporaryDirectory() as name:
         for line in sys.stdin:
@@ -121,7 +121,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.random_graphs.campaign", "--child"],
+            [sys.executable, "-m", "tests.fuzz.random_graphs.campaign", "--child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -220,7 +220,7 @@ def _reproduce(child: _Child, seed: int, outcome: str) -> str:
     replay = ",".join(map(str, choices))
     text = child.ask("text", seeds=[seed], choices=choices)
     verdict = _judge_choices(child, seed, choices)
-    return f"{text}\n{verdict}\nagain: python -m tests.support.random_graphs.campaign --first {seed} --replay {replay or 0}"
+    return f"{text}\n{verdict}\nagain: python -m tests.fuzz.random_graphs.campaign --first {seed} --replay {replay or 0}"
 
 
 def run(seeds: Sequence[int], jobs: int = 1, *, shrinks: bool = True) -> Report:
@@ -239,7 +239,7 @@ def run(seeds: Sequence[int], jobs: int = 1, *, shrinks: bool = True) -> Report:
 
 def _explain_known(name: str, outcome: str, reason: str) -> str:
     """Return what is known of a failure, or an empty string."""
-    from tests.support.random_graphs.judging import KNOWN
+    from tests.fuzz.random_graphs.judging import KNOWN
 
     if outcome not in ("wrong", "raised", "crashed"):
         return ""
@@ -250,7 +250,7 @@ def _explain_known(name: str, outcome: str, reason: str) -> str:
 
 
 def _run_batches(batches: Sequence[Sequence[int]], shrinks: bool) -> Report:
-    from tests.support.random_graphs.operators import name_of
+    from tests.fuzz.random_graphs.operators import name_of
 
     child = _Child()
     outcomes: Counter[str] = Counter()
@@ -302,7 +302,7 @@ def main() -> None:
         print(_judge_choices(child, args.first, choices))
         child.close()
         return
-    from tests.support.random_graphs.operators import RULES
+    from tests.fuzz.random_graphs.operators import RULES
 
     seeds = list(range(args.first, args.first + args.count))
     if args.operator:

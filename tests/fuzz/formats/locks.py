@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml  # noqa: TID251 - writes what the reader must refuse
 
-from tests.support.fuzzing import released
-from tests.support.fuzzing.cases import Case
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.fuzz.formats import released
+from tests.fuzz.formats.cases import Case
+from tests.support.mutations import mutate_bytes, mutate_tree
 from tvmflow.cli.main import main
 
 prepare = released.prepare

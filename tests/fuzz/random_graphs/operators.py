@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.support.random_graphs import layers, tensors
-from tests.support.random_graphs.attributes import (
+from tests.fuzz.random_graphs import layers, tensors
+from tests.fuzz.random_graphs.attributes import (
     Rule,
     element_of,
     quantized_operands,
 )
-from tests.support.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
+from tests.fuzz.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
 
 # ---------------------------------------------------------------- sequences
 

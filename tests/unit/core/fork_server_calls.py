@@ -84,7 +84,7 @@ def main(notes: str) -> None:
         fork_server.call(f"{CALLS}:hang", None, timeout_s=100, emit=write)
 
 
-CALLS = "tests.support.fork_server_calls"
+CALLS = "tests.unit.core.fork_server_calls"
 
 if __name__ == "__main__":
     main(sys.argv[1])

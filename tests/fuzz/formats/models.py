@@ -13,8 +13,8 @@ import onnx
 import tvm  # noqa: F401 - loaded once, not in every child
 from onnx import helper
 
-from tests.support.fuzzing.cases import Case, expecting_refusals
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_message, mutate_tree
+from tests.fuzz.formats.cases import Case, expecting_refusals
+from tests.support.mutations import mutate_bytes, mutate_message, mutate_tree
 from tests.support.onnx_models import Array, model, value
 from tests.support.onnx_models import draw as normal
 from tests.support.recipes import ROOT

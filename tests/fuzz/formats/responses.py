@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.support.fuzzing.cases import Case, Ending
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.fuzz.formats.cases import Case, Ending
 from tests.support.hub import COMMIT, Hub
+from tests.support.mutations import mutate_bytes, mutate_tree
 from tests.support.project import Project
 from tvmflow.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Write the archives that the tests of PyTorch models import: `python -m tests.support.make_archives FOLDER`.
+"""Write the archives that the tests of PyTorch models import: `python -m tests.e2e.make_archives FOLDER`.
 
 Runs in a process of its own, so that tests and PyTorch do not share one.
 """

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 import tvm  # noqa: F401 - loaded once, not in every child
 
-from tests.support.fuzzing.cases import Case, expecting_refusals
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.fuzz.formats.cases import Case, expecting_refusals
+from tests.support.mutations import mutate_bytes, mutate_tree
 from tests.support.pytorch_archives import LEAF, container, graph
 from tests.support.tflite_models import TfliteBuilder
 from tvmflow.frontends import FRONTENDS

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from tests.support.random_graphs.attributes import (
+from tests.fuzz.random_graphs.attributes import (
     FLOATS,
     drawn,
     element_of,
     is_float,
     with_input,
 )
-from tests.support.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
+from tests.fuzz.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
 
 # ---------------------------------------------------------------- elementwise
 

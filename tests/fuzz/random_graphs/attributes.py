@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onnx import TensorProto, helper
 
-from tests.support.random_graphs.drawing import Graph, Value, _np
+from tests.fuzz.random_graphs.drawing import Graph, Value, _np
 
 Rule = Callable[[Graph], object]
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.support.random_graphs.attributes import (
+from tests.fuzz.random_graphs.attributes import (
     FLOATS,
     drawn,
     element_of,
     quantized_operands,
     with_input,
 )
-from tests.support.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
+from tests.fuzz.random_graphs.drawing import NO_VALUE, Graph, Rejected, Value
 
 # ---------------------------------------------------------------- products
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.support.fuzzing import released
-from tests.support.fuzzing.cases import Case, Ending
+from tests.fuzz.formats import released
+from tests.fuzz.formats.cases import Case, Ending
 from tvmflow.cli.main import main
 from tvmflow.core.errors import EXIT_OK
 

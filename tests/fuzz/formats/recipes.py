@@ -11,8 +11,8 @@ from typing import Any, Final
 import onnx
 import yaml  # noqa: TID251 - writes what the reader must refuse
 
-from tests.support.fuzzing.cases import Case, Ending
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.fuzz.formats.cases import Case, Ending
+from tests.support.mutations import mutate_bytes, mutate_tree
 from tests.support.project import Project
 from tvmflow.cli.main import main
 from tvmflow.core.errors import EXIT_OK, EXIT_USAGE

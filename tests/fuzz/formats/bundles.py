@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import tvmflow
-from tests.support.fuzzing import released
-from tests.support.fuzzing.cases import Case, expecting_refusals
-from tests.support.fuzzing.mutations import mutate_bytes
+from tests.fuzz.formats import released
+from tests.fuzz.formats.cases import Case, expecting_refusals
+from tests.support.mutations import mutate_bytes
 
 INPUTS = {"data": np.linspace(-1, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)}
 _EXPECTED: list[np.ndarray] = []  # type: ignore[type-arg]

@@ -16,9 +16,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
-from tests.support.kernels import LEVELS_HERE, level
-from tests.support.onnx_models import frontend, save
-from tests.support.random_graphs.drawing import (
+from tests.fuzz.random_graphs.drawing import (
     Array,
     Case,
     Draw,
@@ -27,7 +25,9 @@ from tests.support.random_graphs.drawing import (
     Rejected,
     finish,
 )
-from tests.support.random_graphs.operators import RULES, name_of
+from tests.fuzz.random_graphs.operators import RULES, name_of
+from tests.support.kernels import LEVELS_HERE, level
+from tests.support.onnx_models import frontend, save
 from tests.support.random_networks.judging import run_reference
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library

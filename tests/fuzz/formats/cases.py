@@ -1,6 +1,6 @@
 """Runs the cases of a suite, each in a forked child with limits, and judges how each ended.
 
-`python -m tests.support.fuzzing.cases SUITE FOLDER FIRST COUNT REPORT` writes a report as JSON. A
+`python -m tests.fuzz.formats.cases SUITE FOLDER FIRST COUNT REPORT` writes a report as JSON. A
 process of its own because forks need one thread: nothing that starts threads may run before them.
 """
 
@@ -154,6 +154,6 @@ def run_suite(suite: Suite, folder: Path, first: int, count: int) -> dict[str, o
 
 if __name__ == "__main__":
     name, base, start, number, report = sys.argv[1:]
-    module = importlib.import_module(f"tests.support.fuzzing.{name}")
+    module = importlib.import_module(f"tests.fuzz.formats.{name}")
     result = run_suite(module, Path(base), int(start), int(number))
     Path(report).write_text(json.dumps(result))

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tests.support.fuzzing.mutations import mutate_bytes
+from tests.support.mutations import mutate_bytes
 from tests.support.project import Project
 
 RECIPE: Final = "tiny.yaml"

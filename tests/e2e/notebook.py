@@ -1,4 +1,4 @@
-"""Runs notebooks without Jupyter: `python -m tests.support.notebook FILE` runs one, and writes its outputs into it."""
+"""Runs notebooks without Jupyter: `python -m tests.e2e.notebook FILE` runs one, and writes its outputs into it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Makes `traces.json`: what MetaSchedule and the schedule rules write, for the kernels of small models on each kind of target.
 
-`python -m tests.support.make_traces [TARGET …]` replaces the file, or those of some targets. Of traces that differ in nothing but numbers one is kept.
+`python -m tests.unit.tuning.make_traces [TARGET …]` replaces the file, or those of some targets. Of traces that differ in nothing but numbers one is kept.
 """
 
 from __future__ import annotations

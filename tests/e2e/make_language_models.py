@@ -1,4 +1,4 @@
-"""Write language models whose states do not grow: `python -m tests.support.make_language_models FOLDER`.
+"""Write language models whose states do not grow: `python -m tests.e2e.make_language_models FOLDER`.
 
 `tokens.json` has the prompt of each model, and the tokens that it generates.
 """

@@ -1,6 +1,6 @@
 """Small files whose reading would take more memory or time than a machine has, for each kind of model.
 
-`python -m tests.support.worst_files FOLDER [CASE…]` writes them, runs `plan`, `init` and `build` on each, and prints size,
+`python -m tests.unit.frontends.worst_files FOLDER [CASE…]` writes them, runs `plan`, `init` and `build` on each, and prints size,
 peak memory, time and exit code of each command.
 """
 

@@ -6,9 +6,9 @@ import json
 import random
 from pathlib import Path
 
-from tests.support.fuzzing import released
-from tests.support.fuzzing.cases import Case
-from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.fuzz.formats import released
+from tests.fuzz.formats.cases import Case
+from tests.support.mutations import mutate_bytes, mutate_tree
 from tests.support.trials import sealed
 from tvmflow.cli.main import main
 from tvmflow.core.errors import EXIT_BUG, EXIT_OK

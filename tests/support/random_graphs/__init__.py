@@ -1,1 +1,0 @@
-"""Random small ONNX graphs of one operator each, compared with ONNX Runtime and the ONNX reference evaluator."""
