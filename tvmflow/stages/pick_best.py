@@ -509,10 +509,10 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
     if not facts.untuned_us:
         return []
     tuned = inputs.get(TuneFacts)
+    threads = f" (with {count_text(facts.threads, 'thread')})" if facts.threads else ""
     untried = max(facts.untried - (len(list_single(tuned)) if tuned else 0), 0)
     lines = [
-        f"{_kept_text(facts, untried)}; {facts.coverage:.0%} of the time is in kernels with a schedule"
-        f"{_threads_text(facts)}",
+        f"{_kept_text(facts, untried)}; {facts.coverage:.0%} of the time is in kernels with a schedule{threads}",
         *describe_libraries(facts.library, tuned.measured + tuned.reused if tuned else 0),
         *describe_roofline(facts, tuned),
     ]
@@ -554,10 +554,6 @@ def _describe_untried(untried: int, untunable: int) -> list[str]:
         for text, count in counts.items()
         if count
     ]
-
-
-def _threads_text(facts: PickBestFacts) -> str:
-    return f" (with {count_text(facts.threads, 'thread')})" if facts.threads else ""
 
 
 def _kernel_table(

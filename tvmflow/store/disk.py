@@ -268,7 +268,7 @@ def hold_lease(root: str) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock(descriptor)
         # Another process may have removed the file as stale before it was locked.
-        if _is_current(descriptor, path):
+        if is_current(descriptor, path):
             break
         os.close(descriptor)
     try:
@@ -280,9 +280,10 @@ def hold_lease(root: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_current(descriptor: int, path: str) -> bool:
+def is_current(descriptor: int, path: str) -> bool:
+    """Return whether an open file is still the one at its path."""
     try:
-        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
@@ -444,6 +445,6 @@ def _lock_folder(store: StoreFolder, folder: str) -> int:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             lock(descriptor, subject="a result that another run is making")
-            if _is_current(descriptor, f"{folder}/claim"):
+            if is_current(descriptor, f"{folder}/claim"):
                 stack.pop_all()
                 return descriptor

@@ -26,6 +26,7 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.files import flush_file, replacing, temporary_name, write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.store import disk
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.trials import (
@@ -512,16 +513,9 @@ def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise unwritable(path, OSError(errno.EINVAL, "it is not a regular file"))
             # If the file was replaced while this process waited, the locked one is no longer at `path`: try again.
-            if _is_at(path, descriptor):
+            if disk.is_current(descriptor, str(path)):
                 yield descriptor
                 return
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _read_at(descriptor: int, start: int, end: int) -> bytes:

@@ -20,6 +20,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.file_locks import Locked
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Json
+from tvmflow.store.inventory import size_of
 from tvmflow.tuning.ledger import (
     Ledger,
     MachineClass,
@@ -29,7 +30,15 @@ from tvmflow.tuning.ledger import (
     describe_copy,
     header_of,
 )
-from tvmflow.tuning.trials import Ban, FileHeader, Trial, parse_line, sort_by_time
+from tvmflow.tuning.trials import (
+    FAILED_TRIAL_START,
+    TRIAL_START,
+    Ban,
+    FileHeader,
+    Trial,
+    parse_line,
+    sort_by_time,
+)
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
@@ -315,8 +324,7 @@ def _remove(folder: TargetFolder, key: str, trials: Sequence[Trial]) -> str:
 
 
 # Patterns of canonical records, to count them without parsing their traces.
-_SUCCEEDED: Final = b'{"failure":null,'
-_FAILED: Final = b'{"failure":{'
+_SUCCEEDED: Final = TRIAL_START + b"null,"
 _WHEN: Final = re.compile(rb'"v":\d+,"when":"([0-9T:.+-]+)"\}\n?$')
 _RUN_SECS: Final = re.compile(rb'"run_secs":\[([0-9.,e+-]+)\]')
 _TAIL_BYTES: Final = 80
@@ -372,15 +380,8 @@ def summarize_target(folder: TargetFolder) -> TargetSummary:
         quarantined=sum(1 for path in quarantines for _ in read_lines(path)),
         first=min((summary.first for summary in summaries if summary.first), default=""),
         last=max((summary.last for summary in summaries), default=""),
-        bytes=sum(_size(path) for path in files),
+        bytes=sum(map(size_of, files)),
     )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def summarize_workloads(
@@ -409,7 +410,7 @@ class _LineCounter:
 
     def count(self, line: bytes) -> None:
         when = _WHEN.search(line[-_TAIL_BYTES:])
-        failed = line.startswith(_FAILED)
+        failed = line.startswith(FAILED_TRIAL_START)
         if when is None or not (failed or line.startswith(_SUCCEEDED)):
             self._count_parsed(line)
             return

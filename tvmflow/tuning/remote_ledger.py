@@ -375,17 +375,12 @@ def verify_index_statement(connection: RemoteConnection, key: str, pack: SignedP
     if pack.statement.size > _MAX_STATEMENT_BYTES or pack.trials.size > _MAX_PACK_BYTES:
         raise InvalidAction(f"it has a size of {size_text(pack.trials.size)}")
     text = connection.read_blob(pack.statement, connection.reads)
-    trusted = connection.access.trusted
     try:
         envelope = read_json(text or b"null")
-        if trusted:
-            payload, _ = signing.verify_envelope(envelope, PAYLOAD_TYPE, trusted)
-        else:
-            payload = signing.open_envelope(envelope, PAYLOAD_TYPE)
+        trusted = connection.access.trusted
+        payload, _ = signed_actions.open_trusted(envelope, PAYLOAD_TYPE, trusted)
         if read_json(payload) != _statement(key, pack.trials):
             raise InvalidAction("its statement is about another pack")
-    except signing.InvalidEnvelope as reason:
-        raise InvalidAction(str(reason)) from None
     except Unreadable:
         raise InvalidAction("its statement is damaged") from None
 

@@ -151,18 +151,14 @@ def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
             fix = f"a URL starts with {' or '.join(schemes)}"
             raise UsageError("--remote: the value is neither a folder nor a URL", fix=fix)
         return FolderCache(Path(url).expanduser().absolute())
-    opener = REMOTE_CACHES.get(scheme.lower())
+    fix = f"give a folder, or a URL that starts with {', '.join(schemes)}"
+    opener, shown = REMOTE_CACHES.get(scheme.lower()), f"--remote {without_credentials(url)}"
     if opener is None:
-        raise UsageError(
-            f"--remote {without_credentials(url)}: there is no remote cache of the kind '{scheme}'"
-            + did_you_mean(scheme, REMOTE_CACHES),
-            fix=f"give a folder, or a URL that starts with {', '.join(schemes)}",
-        )
+        hint = did_you_mean(scheme, REMOTE_CACHES)
+        text = f"{shown}: there is no remote cache of the kind '{scheme}'{hint}"
+        raise UsageError(text, fix=fix)
     try:
         urllib.parse.urlsplit(url)
     except ValueError as error:
-        raise UsageError(
-            f"--remote {without_credentials(url)}: this is not a valid URL ({error})",
-            fix=f"give a folder, or a URL that starts with {', '.join(schemes)}",
-        ) from None
+        raise UsageError(f"{shown}: this is not a valid URL ({error})", fix=fix) from None
     return opener(url, timeout_s)

@@ -195,14 +195,7 @@ def verify_action(
         InvalidAction: when it is damaged, is another key's, or contradicts itself.
     """
     sealed = _parse_json(envelope)
-    signers: tuple[signing.PublicKey, ...] = ()
-    try:
-        if trusted:
-            payload, signers = signing.verify_envelope(sealed, PAYLOAD_TYPE, trusted)
-        else:
-            payload = signing.open_envelope(sealed, PAYLOAD_TYPE)
-    except signing.InvalidEnvelope as reason:
-        raise Untrusted(str(reason)) from None
+    payload, signers = open_trusted(sealed, PAYLOAD_TYPE, trusted)
     action = _parse_action(_parse_json(payload))
     if action.key != key:
         raise InvalidAction(f"it is the action of another key, {action.key[:12]!r}")
@@ -216,6 +209,21 @@ def verify_action(
         # Otherwise a newer version wrote it, and uploading it from here would not match its signatures.
         action = action._replace(signatures=tuple(sealed["signatures"]))
     return VerifiedAction(action, signers, files)
+
+
+def open_trusted(
+    envelope: Json, payload_type: str, trusted: Sequence[signing.PublicKey]
+) -> tuple[bytes, tuple[signing.PublicKey, ...]]:
+    """Return the text in an envelope, and the trusted keys that signed it; Untrusted if there are none.
+
+    Without trusted keys, any envelope is accepted.
+    """
+    try:
+        if trusted:
+            return signing.verify_envelope(envelope, payload_type, trusted)
+        return signing.open_envelope(envelope, payload_type), ()
+    except signing.InvalidEnvelope as reason:
+        raise Untrusted(str(reason)) from None
 
 
 def _parse_json(text: bytes) -> Json:
