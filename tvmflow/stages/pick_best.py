@@ -465,12 +465,8 @@ def choose_finalist(
     """Return the finalist to keep; None if none is faster than the untuned kernel beyond the noise.
 
     Of finalists without a significant difference, the one that is fastest in the ledger is kept, so that measuring
-    again does not change the choice. A finalist that is slower at one of several sizes is never kept.
-
-    Args:
-        finalists: The finalists with their samples, one per round.
-        untuned: Seconds of the untuned kernel in the same rounds, or a single time.
-        untuned_sizes: The seconds of the untuned kernel at each of several sizes.
+    again does not change the choice. A finalist that is slower at one of several sizes is never kept. `untuned` has
+    the untuned kernel's seconds in the same rounds, or a single time; `untuned_sizes` has them at each size.
     """
     from tvmflow.tuning.measurer import MIN_GAIN, pair_with_untuned
 

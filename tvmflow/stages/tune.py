@@ -503,9 +503,7 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
 def describe_end(facts: TuneFacts, kept: int | None) -> str:
     """Return the result of a search, or why it ended before its budget; else an empty string.
 
-    Args:
-        facts: The facts of the search.
-        kept: How many tuned kernels the library has; None if unknown.
+    The library has `kept` tuned kernels; None if unknown.
     """
     if not facts.measured:
         return ""

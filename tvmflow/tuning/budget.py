@@ -160,8 +160,7 @@ class _WorkloadHistory:
     def expected_gain(self, *, by_trials: bool = True) -> float:
         """Return the seconds per inference that the next batch is expected to save.
 
-        Args:
-            by_trials: Whether the expectation is limited to `plausible_gain`, instead of `possible_gain`.
+        With `by_trials`, at most `plausible_gain`; otherwise at most `possible_gain`.
         """
         limit = self.plausible_gain if by_trials else self.possible_gain
         if not self.spent:
@@ -239,13 +238,9 @@ class Budget:
     def record(
         self, key: str, seconds: Sequence[float], *, reused: int = 0, exhausted: bool = False
     ) -> None:
-        """Record the results of a workload's trials.
+        """Record the seconds of a workload's trials in the order of the ledger; infinity for failures.
 
-        Args:
-            key: The workload.
-            seconds: The trials' times in the order of the ledger; infinity for failures.
-            reused: How many of the trials the ledger had already.
-            exhausted: Whether no schedule of the workload is left to try.
+        The ledger had `reused` of them already. A workload is `exhausted` if no schedule is left to try.
         """
         history = self._histories[key]
         self.reused_s += reused * history.share.seconds_per_trial
@@ -376,12 +371,7 @@ def workload_shares(
 ) -> list[WorkloadShare]:
     """Return the workloads for a budget, each in the state before its first trial.
 
-    Args:
-        tasks: The workloads.
-        records: The records of each workload, by key.
-        rules: The limits of the budget.
-        schedules: The version of the schedule rules.
-        search: The name of the search (see `search_name`).
+    `schedules` is the version of the schedule rules, `search` the name of the search (see `search_name`).
     """
     pace = measure_pace(trial for task in tasks for trial in records[task.key].trials.values())
     time_shares = find_time_shares(tasks, records, schedules)

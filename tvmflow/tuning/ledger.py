@@ -437,15 +437,10 @@ class WorkloadLedger(WorkloadRecords):
         self._blank(superseded)
 
     def _read_line(self, line: _Line, content: bytes, superseded: list[_Line]) -> str:
-        """Read one line; blank (quarantined) lines and lines of a newer version are skipped.
+        """Read a line; return why it must be quarantined, or an empty string.
 
-        Args:
-            line: The position of the line.
-            content: The bytes of the line.
-            superseded: A list to which the line that this one replaces is added.
-
-        Returns:
-            Why the line must be quarantined; empty if it must not.
+        Blank (quarantined) lines and lines of a newer version are skipped. A line that this one replaces is added to
+        `superseded`.
         """
         try:
             record = parse_line(content)
@@ -724,13 +719,8 @@ class Ledger:
     def adopt_description(self, key: str, description: WorkloadDescription, mod: str) -> None:
         """Import a workload's description and module from another ledger, if they are better than this one's.
 
-        The result does not depend on the order of imports. The module is not checked here: whoever uses it must check
-        that it is the workload's.
-
-        Args:
-            key: The workload.
-            description: The other ledger's description.
-            mod: The other ledger's saved module; may be empty.
+        The result does not depend on the order of imports. The module may be empty. It is not checked here: its user
+        must check that it is the workload's.
 
         Raises:
             StoreError: The notes cannot be written.

@@ -167,7 +167,7 @@ def read_or_compare(
     *,
     keeps_undecided: bool = True,
 ) -> LibraryTimes:
-    """Return the ledger's comparison of two libraries, or make and record one.
+    """Return the ledger's comparison of two libraries that differ in `members`, or make and record one.
 
     Slower members are dropped, and the library with the others is measured, until no member is slower.
 
@@ -176,8 +176,7 @@ def read_or_compare(
         digest: The digest of what is compared and how.
         members: The members in which the libraries differ.
         measure: Returns the outcome of `measure_libraries` for some of the members.
-        keeps_undecided: Whether a comparison that noise left undecided is recorded; otherwise it is repeated another
-            time.
+        keeps_undecided: Whether a comparison that is undecided because of noise is recorded.
 
     Raises:
         StoreError: The times cannot be recorded.
@@ -228,12 +227,8 @@ class LibraryRequest:
     ) -> Json:
         """Return the payload for `measure_libraries`.
 
-        Args:
-            changed: The path of the lowered model, and the schedules chosen for its kernels by workload key.
-            original: The path of the lowered model of the library to compare with.
-            members: The members in which the libraries differ.
-            turns: How they are measured.
-            is_whole: Whether whole calls are timed, too.
+        A library has the path of its lowered model; the changed one also has schedules, by workload key. With
+        `is_whole`, whole calls are timed, too.
         """
         return {
             "request": asdict(self),
@@ -250,13 +245,9 @@ class LibraryRequest:
 def measure_libraries(payload: Json, emit: Emit) -> Json:
     """Build two libraries and measure them interleaved: the entry point of the child.
 
-    Args:
-        payload: The payload from `LibraryRequest.make_payload`.
-        emit: Not used.
-
-    Returns:
-        `members` has the seconds of each member in both libraries, for each feed. The other fields are those of
-        `LibraryTimes`; the times of whole calls are empty if a member is slower, or if they were not requested.
+    The payload is from `LibraryRequest.make_payload`. In the result, `members` has the seconds of each member in both
+    libraries, for each feed. The other fields are those of `LibraryTimes`; the times of whole calls are empty if a
+    member is slower, or if they were not requested.
     """
     del emit
     turns = Turns(*payload["turns"])

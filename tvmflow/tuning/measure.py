@@ -158,11 +158,7 @@ class KernelRequest:
         return dict(vars(self))
 
     def schedule(self, trace: Json | None) -> tuple[tvm.IRModule, str]:
-        """Return the scheduled workload, and `tuned` or the name of the schedule rule.
-
-        Args:
-            trace: A recorded schedule; None for the untuned kernel.
-        """
+        """Return the scheduled workload, and `tuned`; without a trace, the name of its schedule rule."""
         import tvm
 
         from tvmflow.compiler import schedule_untuned
@@ -247,9 +243,7 @@ class LibraryKernel:
 def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyType({})) -> list[Any]:
     """Return an array for each parameter: floats in [0, 1), and integers valid as small indices.
 
-    Args:
-        mod: The workload.
-        sizes: The value of each size variable; sizes that are parameters become arguments, too.
+    `sizes` has the value of each size variable; sizes that are parameters become arguments, too.
     """
     import numpy as np
     import tvm
@@ -364,7 +358,7 @@ def apply_chosen(
         chosen: Traces by workload key.
         workloads: Saved modules by workload key.
         target: TVM's target.
-        must_fit: Whether each choice must fit a kernel; if not, choices that fit none are ignored.
+        must_fit: Whether each choice must fit a kernel.
 
     Returns:
         The module, and the sorted names of the scheduled kernels.

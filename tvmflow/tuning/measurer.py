@@ -123,12 +123,9 @@ class Measurer:
         record: RecordTrial,
         may_continue: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Measure all jobs.
+        """Measure all jobs; `record` gets each trial as soon as it is measured, one at a time.
 
-        Args:
-            jobs: The schedules.
-            record: Called with each trial as soon as it is measured, one at a time.
-            may_continue: When it returns False, jobs that have not begun are skipped.
+        When `may_continue` returns False, jobs that have not begun are skipped.
 
         Raises:
             StageError: Measuring fails for a reason other than a candidate; earlier trials have been recorded.
@@ -501,12 +498,7 @@ def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
 
     A schedule for dynamic shapes was timed at only a few sizes: here it is called at these sizes, and at one that is
     no multiple of a tile. A kernel for a device is also called at its sizes, because drivers do not report a missing
-    barrier.
-
-    Args:
-        mod: The workload; nothing is compared if it is for a CPU and has fixed shapes.
-        untuned: The untuned kernel.
-        kernel: The kernel with that schedule.
+    barrier. Kernels of fixed shapes for a CPU are not compared.
     """
     if isinstance(kernel, measure.LibraryKernel):
         pairs = zip(untuned.compute(), kernel.compute(), strict=True)
@@ -544,12 +536,8 @@ def time_interleaved(
 ) -> Json:
     """Time kernels interleaved; return `untuned` times, `samples` and, with several sizes, `sizes`.
 
-    Args:
-        untuned: The untuned kernel.
-        kernels: The finalists; None for one that could not be built.
-        argument_lists: The arguments on the device, one list for each size.
-        timing: How to time one sample.
-        rounds: The fewest samples of each finalist.
+    A finalist is None if it could not be built. `argument_lists` has the arguments on the device for each size.
+    Each finalist gets at least `rounds` samples.
     """
     once = timing._replace(repeat=1)
     samples: dict[int, list[list[float]]] = {}
@@ -585,13 +573,9 @@ def run_rounds(
 ) -> Json:
     """Measure kernels interleaved until it is clear whether one is faster than the untuned kernel.
 
-    Args:
-        kernels: The untuned kernel, or None if `untuned` has its time, then the finalists; None
-            for one that could not be built.
-        measure_kernel: Returns the seconds of a call.
-        rounds: The samples of each kernel; the fastest finalist and the untuned kernel get up to four times as many.
-        untuned: The time of an untuned kernel that is not measured again.
-        clock: Returns the current time in seconds.
+    `kernels` are the untuned kernel, or None if `untuned` has its time, then the finalists; None for one that could
+    not be built. `measure_kernel` returns the seconds of a call. The fastest finalist and the untuned kernel get up
+    to four times as many samples as the `rounds` of the others.
 
     Returns:
         The `untuned` times and the `samples` of the finalists.

@@ -193,13 +193,8 @@ def import_trials(
 ) -> ImportResult:
     """Import the records that a ledger accepts and lacks.
 
-    Args:
-        root: The ledger.
-        source: Where the trials come from, for messages.
-        descriptions: The targets by key; the keys must have been checked.
-        workloads: The trials to import.
-        machine_class: This machine's class.
-        checker: Applies each trace to its kernel before the import; None to leave this check to a later tuning.
+    `source` names their origin in messages. The keys of `descriptions`, the targets, must have been checked. The
+    checker applies each trace to its kernel before the import; None leaves this check to a later tuning.
 
     Raises:
         UsageError: All targets are rejected; nothing was changed.
@@ -519,11 +514,7 @@ def _read_targets(path: Path, header: Mapping[str, Json]) -> dict[str, TargetDes
 
 
 def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> str:
-    """Return the key of the target that a workload's line names.
-
-    Returns:
-        The key; empty if the line names none of the targets, or if the workload's key is not a safe file name.
-    """
+    """Return the key of the target that a workload's line names; empty if the line is not valid."""
     try:
         entry = read_object(line)
         is_valid = (
@@ -612,14 +603,8 @@ def export_pack(
 ) -> ExportResult:
     """Write the records of a ledger into a pack, gzipped if its name ends in `.gz`.
 
-    The file is written atomically.
-
-    Args:
-        path: The file to write.
-        root: The ledger.
-        targets: Prefixes of target keys; empty for all targets.
-        workloads: Prefixes of workload keys; empty for all workloads.
-        best: Export only this many of each workload's fastest trials; None for all.
+    The file is written atomically. `targets` and `workloads` are prefixes of keys; empty for all. With `best`, only
+    this many of each workload's fastest trials are exported.
 
     Raises:
         UsageError: No trial matches, or `path` is a device or a pipe.

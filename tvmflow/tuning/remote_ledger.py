@@ -170,13 +170,7 @@ def _import(
     ledger: Path,
     checker: TraceCheck | None = None,
 ) -> ImportResult:
-    """Download, verify and import one pack.
-
-    Raises:
-        InvalidAction: No trusted key signed the pack for this index.
-        Corrupt: The pack is missing or damaged.
-        UsageError: The ledger rejects the pack.
-    """
+    """Download, verify and import one pack; InvalidAction, Corrupt or UsageError if it is rejected."""
     verify_index_statement(connection, index_key(machine_class), pack)
     with _temporary_folder(connection.store) as folder:
         path = folder / _PACK_NAME

@@ -64,11 +64,9 @@ class Roofline(NamedTuple):
         return max(speed for known, speed in self.bandwidths if known >= min(size, largest))
 
     def least_seconds(self, mod: str, flops: float) -> float:
-        """Return the seconds per call of a workload at the roofline.
+        """Return the seconds per call of a saved workload at the roofline.
 
-        Args:
-            mod: The saved module of the workload.
-            flops: Arithmetic operations of one call; for dynamic shapes, they are counted at each size instead.
+        `flops` counts the arithmetic operations of a call; for dynamic shapes, they are counted at each size instead.
         """
         import tvm
 
@@ -141,9 +139,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
 def measure_roofline(payload: Json, emit: Emit) -> Json:
     """Measure the peak and the bandwidths: the entry point of a child.
 
-    Args:
-        payload: `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
-        emit: Not used.
+    `payload` has `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
 
     Returns:
         The fields of a `Roofline`; `gflops` is None for a target without a model of its CPU.

@@ -132,14 +132,8 @@ class DevicePool:
     ) -> SessionResult | None:
         """Run a function in a child that uses a device; if the device fails, try another one.
 
-        Args:
-            function: The function, or its `module:name`; its payload gets the field `session`.
-            payload: The other fields.
-            may_continue: Is called while waiting for a device.
-            sessions: The time limit, as a multiple of a session's limit.
-
-        Returns:
-            The result; None if `may_continue` returned False before the call began.
+        The payload of the function gets the field `session`; its time limit is `sessions` times that of a session.
+        While waiting for a device, `may_continue` is called; the result is None if it returned False.
 
         Raises:
             StageError: A failure that neither the function nor a single device causes.
@@ -261,14 +255,10 @@ class RpcDevice:
     """A session on a leased remote device; its server enforces the time limit."""
 
     def __init__(self, payload: Mapping[str, Json]) -> None:
-        """Connect to the device.
+        """Connect to the device; StageError if it cannot run code for the target.
 
-        Args:
-            payload: The payload of `DevicePool.call`, with `target`, and `session`: host, port, the key that the
-                server expects, and the time limit in seconds.
-
-        Raises:
-            StageError: The device cannot run code for the target.
+        The payload of `DevicePool.call` has `target`, and `session`: host, port, the key that the server expects, and
+        the time limit in seconds.
         """
         from tvm import rpc
 

@@ -163,13 +163,8 @@ class WorkClock:
     """Counts seconds of work.
 
     Not counted are seconds in which at least one thread waited for another run. While the clock ticks, seconds in
-    which the process was stopped (Ctrl-Z, SIGSTOP, a sleeping machine) are not counted either.
-
-    Args:
-        clock: Returns the current time in seconds.
-        cpu_clock: Returns the CPU seconds of this process.
-        tick_s: The interval at which a ticking clock is read.
-        max_silent_s: The longest interval between two readings in a process that runs.
+    which the process was stopped (Ctrl-Z, SIGSTOP, a sleeping machine) are not counted either. A ticking clock is read
+    every `tick_s`; `max_silent_s` is the longest interval between two readings in a process that runs.
     """
 
     def __init__(
@@ -265,12 +260,9 @@ def report_failure(
     work: Callable[[PhaseReporter], Json],
     fatal: tuple[type[Exception], ...] = (TvmflowError,),
 ) -> Json:
-    """Run a function that reports its phases; return its result, or its failure, as JSON.
+    """Run a function that reports its phases; return its result or failure, with `phase_secs`.
 
-    Args:
-        emit: Sends the event of each phase.
-        work: The function; its result gets the field `phase_secs`.
-        fatal: Exceptions to raise: neither the candidate nor the device caused them.
+    Exceptions in `fatal` are raised: neither the candidate nor the device caused them.
     """
     phases = PhaseReporter(emit)
     try:

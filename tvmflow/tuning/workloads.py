@@ -282,10 +282,7 @@ def _form_of(kind: Any) -> Literal["object", "list", "map", "text"]:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[bytes, list[tuple[bytes, Any]]]:
-    """Return the prefix of an object's digest, and each field that structural equality compares.
-
-    A field is a pair: the prefix of its digest, and its getter.
-    """
+    """Return the prefix of an object's digest, and the prefix and getter of each field to compare."""
     info = kind.__tvm_ffi_type_info__
     start = _framed(info.type_key.encode())
     # the length prefix of every digest

@@ -55,12 +55,8 @@ class _Operands(NamedTuple):
 class Emulation:
     """A float model with additional parameters that emulate integers.
 
-    Args:
-        model: The float model.
-        layers: Its layers, in order.
-        floats: The known weights, by the variable of their layer.
-        tensors: Tensors that other operators may read as integers, too.
-        divided: Tensors whose channels smoothing may divide.
+    `floats` has the known weights, by the variable of their layer. Other operators may read `tensors` as integers,
+    too, and smoothing may divide the channels of `divided`.
 
     Attributes:
         model: The model with these parameters; it keeps the float model's variables.
