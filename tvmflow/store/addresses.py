@@ -68,7 +68,7 @@ class OciReference(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The digest if there is one, else the tag, as requests contain it."""
+        """The digest, or else the tag: the name of the artifact in requests."""
         return self.digest or self.tag
 
     @property

@@ -80,7 +80,7 @@ class StoreFolder:
             os.makedirs(path, exist_ok=True)
 
     def make_way(self, path: str) -> None:
-        """Create the folder for a file to be written; set aside what is at its path, except a regular file."""
+        """Create the folder of a file; set aside anything but a regular file at its path."""
         self.make_folder(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -336,7 +336,7 @@ def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
 
 
 class SharedLease:
-    """The lease that this process's runs on a store share; `began_ns` is when the first began, or None."""
+    """The lease that all runs of this process on a store share; `began_ns` is None without a run."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
@@ -347,7 +347,7 @@ class SharedLease:
         self.began_ns: int | None = None
 
     def follow_clock(self, now_ns: int) -> None:
-        """Move the lease to an earlier time if the clock was set back, because uses count from it on."""
+        """Move the lease to an earlier time after the clock was set back: only later uses count."""
         with self._mutex:
             if self.began_ns is not None and now_ns < self.began_ns:
                 with contextlib.suppress(OSError):
@@ -394,7 +394,7 @@ class SharedLease:
 
 
 class Claim:
-    """A claimed key: its work folder, with an empty one for outputs, and one to resume from."""
+    """A claimed key and its folders: `out` is empty for outputs, `work` keeps files to resume from."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

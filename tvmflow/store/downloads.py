@@ -321,7 +321,7 @@ class _Job(NamedTuple):
 
     @property
     def validator(self) -> Path:
-        """The ETag or date with which the part was served; no other version may be appended to the part."""
+        """The file with the ETag or date of the partial file: only the same version is appended."""
         return self.folder / f"{self.name}.validator"
 
     def is_complete(self) -> bool:
@@ -345,7 +345,7 @@ class _Job(NamedTuple):
         self.validator.unlink(missing_ok=True)
 
     def check_abandoned(self) -> None:
-        """Raise Interrupted once nobody waits for the file, as another process may own the part by then."""
+        """Raise Interrupted once no caller waits for the file: another process may own the part then."""
         if self.abandoned.is_set():
             raise Interrupted("the download was stopped; the part that arrived is kept")
 

@@ -22,7 +22,7 @@ _ALONE = ""
 
 
 def stamp(path: str) -> list[int]:
-    """Return the file system's facts that change with a file's content."""
+    """Return the attributes of a file that change whenever its content does."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
@@ -33,7 +33,7 @@ def note_name(path: str) -> str:
 
 
 class FileDigests:
-    """The sha256 of files by path; taken from the store's notes while a file's stamp is unchanged."""
+    """The sha256 of files by path, cached in the store's notes until a file's stamp changes."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store

@@ -339,7 +339,7 @@ class Limits(NamedTuple):
 
 
 class EvictionPlan:
-    """A store's evictions in order; the caller updates `bytes_left`, the store's size so far."""
+    """The evictions of a store, in order; the caller updates `bytes_left`, the remaining size."""
 
     def __init__(
         self, store: LocalStore, inventory: Inventory, limits: Limits, now_ns: int, horizon_ns: int
@@ -490,7 +490,7 @@ _SELECTED: Final = ("actions", "cas", "downloads", "spool")
 
 
 class Cleaning(NamedTuple):
-    """What a cleaning removes or would remove: `trial_bytes` are trials; `kept_bytes` are pinned."""
+    """The outcome of a cleaning: `trial_bytes` are trials, and pinned results have `kept_bytes`."""
 
     results: int
     bytes: int

@@ -131,7 +131,7 @@ class ByteSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         ...
 
 
@@ -144,7 +144,7 @@ class Corrupt(TransferError):
 
 
 class Unreachable(TransferError):
-    """The server sent no valid response, or a server error; `retryable`, or only after a `fix`."""
+    """No valid response, or a server error. A retry may help if `retryable`, or after the `fix`."""
 
     def __init__(self, reason: str, fix: str = "", *, retryable: bool = False) -> None:
         super().__init__(reason)
@@ -466,7 +466,7 @@ class Credential(NamedTuple):
 
 
 def find_credential(url: str) -> Credential | None:
-    """Return a URL's host's credential: the environment's, otherwise that of ~/.netrc."""
+    """Return the credential for a URL's host: from the environment, or from ~/.netrc."""
     if not may_send_to(url):
         return None
     host = urllib.parse.urlsplit(url).hostname or ""
@@ -478,7 +478,7 @@ def find_credential(url: str) -> Credential | None:
 
 
 def find_hub_credential(endpoint: str) -> Credential | None:
-    """Return the Hub's token, searched where the Hub's own tools search."""
+    """Return the Hub's token, from the places where the Hub's own tools look for it."""
     if not may_send_to(endpoint):
         return None
     for variable in _HUB_VARIABLES:

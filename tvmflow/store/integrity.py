@@ -151,7 +151,7 @@ _IN_PLACE: Final = frozenset({"format", "folder", "lock"})
 
 
 class Step(NamedTuple):
-    """A repair: the fault (see `Finding`), what was done, and what the user still has to do, if anything."""
+    """A repair: the fault (see `Finding`), what was done, and what is left to the user."""
 
     kind: str
     name: str

@@ -126,7 +126,7 @@ def list_recipe_pins(store: LocalStore) -> list[Pin]:
 
 
 def last_keys(store: LocalStore) -> dict[str, dict[str, str]]:
-    """Return for each recipe its stages' labels, with the key that each had when last up to date."""
+    """Return the keys of each recipe's last up-to-date run, by the labels of its stages."""
     keys: dict[str, dict[str, str]] = {}
     for recipe in store.notes.list("last"):
         for name in store.notes.list("last", recipe):

@@ -340,7 +340,7 @@ class LocalStore:
         return "damaged" if is_store else "absent"
 
     def _repair_layout(self, condition: str) -> None:
-        """Restore the store's folders, locks and format file; what is in their places is set aside."""
+        """Restore the folders, locks and format file of the store; set aside what replaced them."""
         for name in FOLDERS:
             if os.path.lexists(f"{self.root}/{name}"):
                 self._folder.make_folder(f"{self.root}/{name}")
@@ -353,12 +353,12 @@ class LocalStore:
             self.notes.write(FORMAT, "format")
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write a file of the store completely or not at all; anything but a file in its place is set aside."""
+        """Write a file of the store completely or not at all; set aside anything else at its path."""
         with disk_errors(self.root):
             self._folder.write(content, path, flush=False)
 
     def make_way(self, path: str) -> None:
-        """Create the folder for a file in the store; anything but a file in the file's place is set aside."""
+        """Create the folder of a file in the store; set aside anything else at its path."""
         with disk_errors(self.root):
             self._folder.make_way(path)
 

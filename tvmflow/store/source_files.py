@@ -128,7 +128,7 @@ class SourceFiles:
         self._digests = FileDigests(store)
 
     def resolve(self, file: InputFile) -> InputFile:
-        """Return a file with the digest by which it is kept; a file with a path is returned unchanged."""
+        """Return a file with the digest that the store keeps it by; a local file is unchanged."""
         if not file.url:
             return file
         try:
@@ -333,7 +333,7 @@ def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
 
 
 def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
-    """Copy what a store knows about the Hub and registries to another store, which then needs no request."""
+    """Copy notes about the Hub and registries to another store, which then needs no request."""
     for name in store.notes.list("facts"):
         is_known = name.startswith((_NOTE, _ARTIFACT_NOTE))
         text = store.notes.read("facts", name) if is_known else None

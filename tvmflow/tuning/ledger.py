@@ -151,7 +151,7 @@ class WorkloadRecords:
 
 
 def header_of(path: Path) -> FileHeader:
-    """Return the header that a workload's file must have, from the names of the file and its folder."""
+    """Return the header of a workload's file that the names of the file and its folder imply."""
     return FileHeader(path.stem, path.parent.name)
 
 
@@ -279,7 +279,7 @@ class WorkloadLedger(WorkloadRecords):
             self._write(descriptor, [ExhaustedMark(search, len(self), timestamp())])
 
     def record_untuned(self, schedules: int, seconds: float, least_s: float = 0.0) -> None:
-        """Record a just measured untuned time, unless the ledger has one.
+        """Record the untuned time that was just measured, unless the ledger has one.
 
         Raises:
             StoreError: The record cannot be written.
@@ -541,7 +541,7 @@ def unwritable(path: Path, cause: OSError) -> StoreError:
 
 
 class TargetDescription(NamedTuple):
-    """What all trials in a folder have in common: the content of its `about.json`.
+    """The target and the machine of all trials in a folder: the content of its `about.json`.
 
     Attributes:
         target: TVM's target as JSON; the order of CPU features (`mattr`) does not matter.

@@ -76,7 +76,7 @@ def list_machine_classes(store: LocalStore) -> list[MachineClass]:
 
 
 class LedgerSync:
-    """Pulls trials before a run measures on a machine class, and pushes trials afterwards."""
+    """Pulls trials before a run measures on a machine class, and pushes its own afterwards."""
 
     def __init__(self, client: RemoteCacheClient) -> None:
         """Register a handler; call this before the client starts, since earlier runs may have left trials."""

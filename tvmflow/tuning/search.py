@@ -63,7 +63,7 @@ _MAX_DRAWS: Final = 6
 
 
 class Tuning:
-    """A tuning: measures the trials of the budget that the ledger lacks.
+    """A search that measures the trials of its budget that the ledger lacks.
 
     If it is killed and run again, it resumes, and loses only the trials that were being measured.
     """

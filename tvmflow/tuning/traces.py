@@ -210,7 +210,7 @@ def has_form(trace: Json) -> bool:
 
 
 def find_problem(trace: Json) -> str:
-    """Return why no search of this tvmflow can have made a trace; empty if one can."""
+    """Return why a search of this version cannot have made a trace; empty if it can."""
     instructions, decisions = trace
     for number, (kind, inputs, values, _) in enumerate(instructions):
         check = INSTRUCTIONS.get(kind)

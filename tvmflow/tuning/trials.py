@@ -30,7 +30,7 @@ _MAX_QUOTED: Final = 80
 
 
 def _utc(when: str) -> str:
-    """Return a time in the form of records, whose text order is the order of time."""
+    """Return a time in UTC, in a form that sorts by time as text."""
     moment = datetime.fromisoformat(when)
     if moment.tzinfo is None:
         raise ValueError("a time needs a time zone")
@@ -235,7 +235,7 @@ class ChoiceTimes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The shortest time relative to the shortest time by rule: other processes disturb these least."""
+        """The shortest time relative to the rule's; other processes disturb the shortest times least."""
         return min(self.seconds) / min(self.rule_seconds)
 
 
@@ -294,7 +294,7 @@ def to_line(record: Record) -> bytes:
 
 
 def parse_line(line: bytes) -> Record | None:
-    """Return the record in one line of a ledger file; None for a blank line or a newer version's.
+    """Return the record in one line of a ledger file; None for a blank one, or a newer version.
 
     Raises:
         ValueError: The line has other content; the message says what is wrong.
@@ -399,7 +399,7 @@ def sort_by_record(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def is_ahead_of_clock(when: str) -> bool:
-    """Return whether a record's time is more than a day ahead, further than clocks usually differ."""
+    """Return whether a record's time is over a day in the future; clocks usually differ less."""
     return datetime.fromisoformat(when) > datetime.now(timezone.utc) + timedelta(days=1)
 
 

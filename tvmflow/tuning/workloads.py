@@ -99,7 +99,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 class _SizeNumbers(NamedTuple):
-    """The sizes of one size variable: for schedule decisions (`decided`), and to measure and compare at."""
+    """The sizes of a size variable: `decided` for schedule decisions, `tuned` for measurements."""
 
     decided: int
     tuned: tuple[int, ...]

@@ -345,9 +345,9 @@ class TimeBudget:
         self._waits = WaitingTime()
 
     def limit(self, work_s: float | None, unknown_s: float) -> None:
-        """Limit the budget to a share of the work that fetched results may save, that of stages to run.
+        """Limit the budget to a share of the seconds that the stages to run would take.
 
-        If this work is unknown, the limit is `unknown_s`.
+        If this time is unknown, the limit is `unknown_s`.
         """
         self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _LEAST_S)
 

@@ -143,7 +143,7 @@ class VerifiedAction(NamedTuple):
 
 
 def make_envelope(action: Action, signer: signing.PrivateKey | None) -> bytes:
-    """Return an action's envelope: with the action's signatures or, if it has none, `signer`'s."""
+    """Return an action's envelope with the action's signatures, or else a signature by `signer`."""
     signers = [signer] if signer is not None and not action.signatures else []
     envelope = signing.sign_envelope(PAYLOAD_TYPE, action.payload, signers)
     if action.signatures:
