@@ -272,6 +272,5 @@ def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
 
 def check_kind(path: Path, *groups: str) -> None:
     """Raise UsageError if a file's kind is known and in none of `groups`."""
-    mismatch = find_mismatch(path, *groups)
-    if mismatch:
+    if mismatch := find_mismatch(path, *groups):
         raise UsageError(mismatch.text, fix=mismatch.fix)

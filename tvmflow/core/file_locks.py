@@ -152,8 +152,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 def _report_wait(descriptor: int, subject: str) -> None:
     """Report the current wait: `waiting for the CPU, held by pid 12 (tvmflow run a.yaml)`."""
     status = os.fstat(descriptor)
-    holders = describe_holders(status)
-    if holders is not None:
+    if (holders := describe_holders(status)) is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
         text = f"waiting for {subject or _name(descriptor)}, held by {holders}{since}"
         # Several threads may wait for the same lock and report it once.

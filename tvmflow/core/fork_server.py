@@ -204,14 +204,14 @@ class ForkServer:
     def _outcome(self, status: int, result: dict[str, Any] | None, seconds: float) -> Outcome:
         if result is not None:
             return Outcome(seconds=seconds, **result)
-        is_external = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TERMINATION_SIGNALS
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        is_external, is_killed = number in _TERMINATION_SIGNALS, number == signal.SIGKILL
         if is_external:
             self._await_cancellation()
         if self._is_cancelled():
             return Outcome("cancelled", seconds, _CANCELLED)
-        end = Outcome("crashed", seconds, _describe_death(status), is_external=is_external)
-        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        return end._replace(is_killed=is_killed)
+        text = _describe_death(status)
+        return Outcome("crashed", seconds, text, is_external=is_external, is_killed=is_killed)
 
     def _server_gone(self, cause: OSError | None, started: float) -> Outcome:
         self.is_gone = True

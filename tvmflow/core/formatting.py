@@ -37,8 +37,7 @@ def latency_text(seconds: float) -> str:
 def age_text(seconds: float) -> str:
     """Return an age in its largest unit: 5 s, 12 min, 3 h, 31 days."""
     seconds = max(seconds, 0.0)
-    days = int(seconds // 86400)
-    if days:
+    if days := int(seconds // 86400):
         return count_text(days, "day")
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:

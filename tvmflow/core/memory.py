@@ -69,8 +69,7 @@ def limit_address_space(size: int) -> None:
     """Limit this process to `size` more bytes of address space, where supported; not with TVM or a GPU."""
     import resource
 
-    pages = read_text("/proc/self/statm").split()
-    if pages:
+    if pages := read_text("/proc/self/statm").split():
         limit = int(pages[0]) * os.sysconf("SC_PAGE_SIZE") + size
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

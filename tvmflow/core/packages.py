@@ -154,8 +154,7 @@ def _find(distribution: str) -> Package:
         return _find_distribution(distribution)
     module = _MODULES.get(distribution, distribution.replace("-", "_"))
     folder = os.path.dirname(_package_folder(distribution, module))
-    owners = _find_owners(folder, distribution, module)
-    if owners:
+    if owners := _find_owners(folder, distribution, module):
         [(name, version, record), *others] = owners
         rivals = tuple(other for other, _, _ in others)
         return Package(name, version, folder, module, record=record, rivals=rivals)

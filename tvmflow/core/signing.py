@@ -226,8 +226,7 @@ def verify_envelope(
             raise InvalidEnvelope(f"the signature of {keys[key_id].name} does not match this text")
     signers = tuple(keys[key_id] for key_id, _ in signatures if key_id in keys)
     if not signers:
-        others = ", ".join(key_id[:SHORT_ID] for key_id, _ in signatures)
-        if others:
+        if others := ", ".join(key_id[:SHORT_ID] for key_id, _ in signatures):
             raise InvalidEnvelope(f"it is signed by {others}, and none of them is trusted")
         raise InvalidEnvelope("it is not signed")
     return text, signers

@@ -282,8 +282,7 @@ def _check_unchanged(request: StageRequest) -> None:
     packages.forget()
     here = describe_this_host(request.call["tools"])
     offered = offered_resources(here)
-    missing = sorted(request.resources.keys() - offered.keys())
-    if missing:
+    if missing := sorted(request.resources.keys() - offered.keys()):
         raise EnvironmentProblem(
             f"its software or hardware has changed since it was started: it no longer has {', '.join(missing)}",
             fix="start `tvmflow worker` again there",

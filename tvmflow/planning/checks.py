@@ -188,11 +188,9 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     if not stages:
         return []
     backend = backend_for(target.tvm)
-    unbuildable = backend.unbuildable_reason(target.tvm)
-    if unbuildable:
+    if unbuildable := backend.unbuildable_reason(target.tvm):
         return [f"{where} cannot be built: {unbuildable}"]
-    useless = _find_useless_precision(planned, target)
-    if useless:
+    if useless := _find_useless_precision(planned, target):
         return [f"{where} {useless}"]
     recipe = planned.recipe_for(target)
     no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
@@ -454,8 +452,7 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
     settings, sources, packages and platform.
     """
     specs = [spec for spec in plan.stages if not spec.traits.searches]
-    problems = _find_problems(lock, specs, state)
-    if problems:
+    if problems := _find_problems(lock, specs, state):
         raise RecipeError(problems, fix=_FIX)
     stages = tuple(_pin(lock, spec, store) for spec in specs)
     _log.debug("%s: %d of %d stages are pinned", lock.path, len(stages), len(plan.stages))

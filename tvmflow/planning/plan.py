@@ -37,8 +37,7 @@ _SUBSTITUTES: Final = {
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     """Return the plan of all recipes in topological order; RecipeError for problems of `check_plan`."""
-    problems = check_plan(recipes)
-    if problems:
+    if problems := check_plan(recipes):
         raise RecipeError(problems)
     stages: list[StageSpec] = []
     deliveries: list[Delivery] = []
@@ -290,8 +289,7 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
 
 def find_stages(plan: Plan, name: str) -> tuple[StageSpec, ...]:
     """Return the stages that a command-line name `[RECIPE:]STAGE[/TARGET]` selects; UsageError for none."""
-    specs = tuple(spec for spec in plan.stages if name in _list_names(spec))
-    if specs:
+    if specs := tuple(spec for spec in plan.stages if name in _list_names(spec)):
         return specs
     several = len({spec.recipe for spec in plan.stages}) > 1
     names = dict.fromkeys(name for spec in plan.stages for name in _list_names(spec))

@@ -161,8 +161,7 @@ class FoundBundle(NamedTuple):
 def list_model_files(bundle: Bundle) -> Iterator[tuple[str, str]]:
     """Yield name and sha256 of the model and the weights that a library was built from."""
     for field, name in (("ir_sha256", "model.json"), ("weights_sha256", "params.safetensors")):
-        digest = get_field(bundle.manifest, "model", field, of=str)
-        if digest:
+        if digest := get_field(bundle.manifest, "model", field, of=str):
             yield name, digest
 
 
@@ -670,8 +669,7 @@ def _kernel_lines(kernels: list[Mapping[str, Json]]) -> Iterator[str]:
 
 def _schedule_text(kernel: Mapping[str, Json]) -> str:
     fields = [f"{get_field(kernel, 'schedule', of=str):<{_SCHEDULE_WIDTH}}"]
-    record = get_field(kernel, "record", of=dict)
-    if record:
+    if record := get_field(kernel, "record", of=dict):
         fields += [
             f"trial {get_field(record, 'trial', of=str)[:_SHORT_ID]}",
             _seconds_text(get_number(record, "seconds")),

@@ -170,8 +170,7 @@ class Lineage(NamedTuple):
     def verdict(self, name: str = verify.VERDICT) -> tuple[Json, str]:
         """Return a JSON document of `verify` and its digest; (None, "") if `verify` did not run."""
         for stage in self.find_stages(verify.NAME):
-            verdict = self.read(stage, name)
-            if verdict is not None:
+            if (verdict := self.read(stage, name)) is not None:
                 return verdict, stage.artifact.digests(())[name]
         return None, ""
 

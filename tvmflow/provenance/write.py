@@ -321,8 +321,7 @@ def _model_card(lineage: Lineage) -> Json:
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
     for stage in lineage.find_stages("import"):
-        digest = stage.artifact.digests(()).get(import_model.PARAMS)
-        if digest:
+        if digest := stage.artifact.digests(()).get(import_model.PARAMS):
             yield {
                 "bom-ref": _WEIGHTS,
                 "type": "data",

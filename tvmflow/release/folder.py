@@ -130,8 +130,7 @@ def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _read_verified(folder: Path, about: str) -> PreviousRelease:
-    problems = list(_find_problems(folder, about))
-    if problems:
+    if problems := list(_find_problems(folder, about)):
         hidden = len(problems) - _SHOWN_PROBLEMS
         more = [f"and {count_text(hidden, 'problem')} more"] if hidden > 0 else []
         lines = "".join(f"\n  {problem}" for problem in (*problems[:_SHOWN_PROBLEMS], *more))
@@ -289,11 +288,10 @@ def check_before_build(
                 fix="remove it from release.drop, so that its loss is noticed later",
             )
     lost = check_content(compare_content(planned, requested), str(pipeline.path), release)
-    if not find_folder(pipeline, release).is_dir():
-        previous = find_previous(pipeline, release)
-        if previous is not None:
-            change = compare_content(planned, list_locked(previous.lock))
-            lost += check_content(change, previous.name, release)
+    is_released = find_folder(pipeline, release).is_dir()
+    if not is_released and (previous := find_previous(pipeline, release)):
+        change = compare_content(planned, list_locked(previous.lock))
+        lost += check_content(change, previous.name, release)
     if lost:
         unique = {failed.label: failed for failed in reversed(lost)}
         lines = [f"{name}: {unique[name].gate}: {unique[name].message}" for name in sorted(unique)]

@@ -44,6 +44,13 @@ class MeasuredTarget(ClosedModel):
     library_bytes: int | None = None
     is_pareto_optimal: bool = False
 
+    @property
+    def latencies(self) -> LatencyPair | None:
+        """Both latencies, if they were measured."""
+        if self.current_s is None or self.previous_s is None:
+            return None
+        return LatencyPair(self.current_s, self.previous_s)
+
 
 class MeasurementsFile(ClosedModel):
     """The file of measurements of a release.
@@ -115,23 +122,19 @@ def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageRe
 
 def read_comparisons(file: MeasurementsFile) -> list[TargetComparison]:
     """Return the comparisons with the previous release in a file of measurements."""
-    comparisons = []
-    for recipe, targets in file.recipes.items():
-        for name, target in targets.items():
-            pair = None
-            if target.current_s is not None and target.previous_s is not None:
-                pair = LatencyPair(target.current_s, target.previous_s)
-            comparison = TargetComparison(
-                recipe=recipe,
-                target=name,
-                current=target.measured,
-                previous=target.previous,
-                latencies=pair,
-                not_timed_reason=target.not_timed_reason,
-                is_same_library=target.is_same_library,
-            )
-            comparisons.append(comparison)
-    return comparisons
+    return [
+        TargetComparison(
+            recipe=recipe,
+            target=name,
+            current=target.measured,
+            previous=target.previous,
+            latencies=target.latencies,
+            not_timed_reason=target.not_timed_reason,
+            is_same_library=target.is_same_library,
+        )
+        for recipe, targets in file.recipes.items()
+        for name, target in targets.items()
+    ]
 
 
 def measurements_text(file: MeasurementsFile) -> str:

@@ -92,8 +92,7 @@ def _archive_difference(
         unique = [name for name in names + other_names if (name in names) != (name in other_names)]
         return (f"only one has {unique[0]}" if unique else "the order of the members",)
     for member, other in zip(members, others, strict=True):
-        inner = find_difference(member.content, other.content, depth + 1)
-        if inner is not None:
+        if (inner := find_difference(member.content, other.content, depth + 1)) is not None:
             return (member.name, *inner)
         if member.header != other.header:
             return (member.name, f"{member.header} and {other.header}")
@@ -194,15 +193,13 @@ def _compare_json(first: object, second: object, path: str) -> str:
         for name in first:
             if name not in second:
                 return f"only one has {path}.{name}"
-            location = _compare_json(first[name], second[name], f"{path}.{name}")
-            if location:
+            if location := _compare_json(first[name], second[name], f"{path}.{name}"):
                 return location
         added = [name for name in second if name not in first]
         return f"only one has {path}.{added[0]}" if added else ""
     if isinstance(first, list) and isinstance(second, list):
         for index, (a, b) in enumerate(zip(first, second, strict=False)):
-            location = _compare_json(a, b, f"{path}[{index}]")
-            if location:
+            if location := _compare_json(a, b, f"{path}[{index}]"):
                 return location
         same_length = len(first) == len(second)
         return "" if same_length else f"{path} has {len(first)} and {len(second)} entries"
