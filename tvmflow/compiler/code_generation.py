@@ -18,38 +18,12 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
+from tvmflow.compiler import dynamic_tiles, vector_code
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.contraction.machine import converts_float16, is_cpu
-from tvmflow.compiler.dynamic_tiles import (
-    PARTITION_HINT,
-    SIZE_TYPES,
-    name_dynamic_lengths,
-    split_dynamic_tiles,
-    start_dynamic_reductions,
-)
 from tvmflow.compiler.tail_vectors import mask_last_vectors, overlap_last_vectors
-from tvmflow.compiler.vector_code import (
-    join_narrow_stores,
-    keep_product_loops,
-    know_loops,
-    order_matrix_accumulators,
-    prefetch_weights,
-    select_multiplicand_lanes,
-    shuffle_strided_loads,
-    start_accumulators_at_offsets,
-)
+from tvmflow.graph import ir
 from tvmflow.graph.counts import cut_outputs
-from tvmflow.graph.ir import (
-    IF_THEN_ELSE,
-    find_nodes,
-    is_size,
-    kernel_pass,
-    node_pass,
-    operator_name,
-    replace_variables,
-    rewrite_nodes,
-    with_fields,
-)
 
 # LowerTVMBuiltin leaves buffers with this annotation to the code generator (src/tirx/transform).
 STAYS_ON_STACK: Final = "disable_lower_builtin"
@@ -61,7 +35,7 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 # reads twice: `log` of `log` took 11 s to compile. Loads of buffers are not substituted, and LLVM makes them registers.
 
 
-@node_pass(tirx.BufferStore, lambda function: bool(find_nodes(function.body, tirx.Let)))
+@ir.node_pass(tirx.BufferStore, lambda function: bool(ir.find_nodes(function.body, tirx.Let)))
 def keep_lets_on_stack(store: tirx.BufferStore) -> tirx.Stmt:
     """Store the values of lets in buffers of one element before the store that reads them."""
     lets = _Lets(store.value)
@@ -79,10 +53,10 @@ class _Lets:
         # lets in conditional expressions: their values must not be computed where the condition is false
         self._conditional = {
             let.var
-            for call in find_nodes(value, tvm.ir.Call)
-            if operator_name(call) == IF_THEN_ELSE
+            for call in ir.find_nodes(value, tvm.ir.Call)
+            if ir.operator_name(call) == ir.IF_THEN_ELSE
             for branch in call.args[1:]
-            for let in find_nodes(branch, tirx.Let)
+            for let in ir.find_nodes(branch, tirx.Let)
         }
 
     def take_out(self, expr: Any) -> Any:
@@ -103,7 +77,7 @@ class _Lets:
         return self._loads.get(expr, expr) if isinstance(expr, tirx.Var) else expr
 
 
-@node_pass(tirx.Bind, lambda function: any(map(is_size, function.params)))
+@ir.node_pass(tirx.Bind, lambda function: any(map(ir.is_size, function.params)))
 def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
     """Store products and quotients of dynamic sizes in buffers, so that TVM does not expand them."""
     stores: list[Any] = []
@@ -125,7 +99,7 @@ def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
             return store(value)
         return value
 
-    if str(bind.var.ty.dtype) not in SIZE_TYPES:
+    if str(bind.var.ty.dtype) not in dynamic_tiles.SIZE_TYPES:
         return bind
     value = take_out(bind.value)
     return tirx.SeqStmt([*stores, tirx.Bind(bind.var, value)]) if stores else bind
@@ -163,7 +137,7 @@ def _lacks_conversions(function: tirx.PrimFunc) -> bool:
     return target is not None and not converts_float16(target)
 
 
-@node_pass(tirx.Cast, _lacks_conversions)
+@ir.node_pass(tirx.Cast, _lacks_conversions)
 def expand_float16_conversions(cast: tirx.Cast) -> Any:
     """Convert float16 by integer operations where a CPU has no instruction for it."""
     source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
@@ -275,32 +249,32 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     return tvm.transform.Sequential(passes), finalize, finalize_device
 
 
-@node_pass(tirx.AttrStmt)
+@ir.node_pass(tirx.AttrStmt)
 def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
     """Make hints refer to their loops' new variables: NarrowDataType keeps the old ones (apache-tvm 0.27)."""
-    if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
+    if hint.attr_key != dynamic_tiles.PARTITION_HINT or not isinstance(hint.body, tirx.For):
         return hint
     return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
 
 
-@kernel_pass
+@ir.kernel_pass
 def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Simplify the conditions of blocks.
 
     CompactBufferAllocation divides by zero for `loop % 32 // 16 < 1` in a loop of 32 (apache-tvm 0.27).
     """
-    analyzer = know_loops(function)
+    analyzer = vector_code.know_loops(function)
 
     def simplify(realize: SBlockRealize) -> SBlockRealize:
         predicate = analyzer.simplify(realize.predicate)
         if predicate.same_as(realize.predicate):
             return realize
-        return with_fields(realize, predicate=predicate)
+        return ir.with_fields(realize, predicate=predicate)
 
-    return rewrite_nodes(function, SBlockRealize, simplify)
+    return ir.rewrite_nodes(function, SBlockRealize, simplify)
 
 
-@node_pass(tirx.BufferStore)
+@ir.node_pass(tirx.BufferStore)
 def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
     """Compare loads of bool with false.
 
@@ -316,10 +290,10 @@ def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
     if isinstance(store.value, tvm.ir.TensorLoad):
         return store
     value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
-    return with_fields(store, value=value)
+    return ir.with_fields(store, value=value)
 
 
-@kernel_pass
+@ir.kernel_pass
 def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Vectorize loops; if TVM fails, loops with lets are left for LLVM to vectorize.
 
@@ -331,23 +305,23 @@ def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.transform.VectorizeLoop(True)(tvm.IRModule({"kernel": kernel}))["kernel"]
 
     def make_serial(loop: tirx.For) -> tirx.For:
-        has_lets = loop.kind == tirx.ForKind.VECTORIZED and find_nodes(loop.body, tirx.Let)
-        return with_fields(loop, kind=tirx.ForKind.SERIAL) if has_lets else loop
+        has_lets = loop.kind == tirx.ForKind.VECTORIZED and ir.find_nodes(loop.body, tirx.Let)
+        return ir.with_fields(loop, kind=tirx.ForKind.SERIAL) if has_lets else loop
 
     try:
         return vectorize(function)
     except tvm.error.InternalError:
-        return vectorize(rewrite_nodes(function, tirx.For, make_serial))
+        return vectorize(ir.rewrite_nodes(function, tirx.For, make_serial))
 
 
 _MAXIMA: Final = "pool_max"
 _PADDING: Final = "pad_temp"
 
 
-@kernel_pass
+@ir.kernel_pass
 def _start_pools_at_infinity(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Start and pad max pooling with -∞ in place of TVM's lowest finite value."""
-    names = {str(block.name_hint) for block in find_nodes(function.body, SBlock)}
+    names = {str(block.name_hint) for block in ir.find_nodes(function.body, SBlock)}
     if not any(name.startswith(_MAXIMA) for name in names):
         return function
 
@@ -363,7 +337,7 @@ def _start_pools_at_infinity(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return block
         return tvm_ffi.structural_map(block, (tirx.FloatImm, replace))
 
-    return rewrite_nodes(function, SBlock, change)
+    return ir.rewrite_nodes(function, SBlock, change)
 
 
 CPU_PASSES: Final = (
@@ -371,15 +345,15 @@ CPU_PASSES: Final = (
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
     _start_pools_at_infinity,
-    start_dynamic_reductions,
+    dynamic_tiles.start_dynamic_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
     _simplify_predicates,
-    split_dynamic_tiles,
+    dynamic_tiles.split_dynamic_tiles,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
-    name_dynamic_lengths,
+    dynamic_tiles.name_dynamic_lengths,
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
     s_tir.transform.AnnotateIrregularLoop,
@@ -399,13 +373,13 @@ CPU_PASSES: Final = (
     tirx.transform.UnrollLoop,
     s_tir.transform.RenormalizeSplitPattern,
     tirx.transform.StmtSimplify,
-    prefetch_weights,
-    shuffle_strided_loads,
-    select_multiplicand_lanes,
-    start_accumulators_at_offsets,
-    order_matrix_accumulators,
-    keep_product_loops,
-    join_narrow_stores,
+    vector_code.prefetch_weights,
+    vector_code.shuffle_strided_loads,
+    vector_code.select_multiplicand_lanes,
+    vector_code.start_accumulators_at_offsets,
+    vector_code.order_matrix_accumulators,
+    vector_code.keep_product_loops,
+    vector_code.join_narrow_stores,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,
@@ -416,7 +390,7 @@ CPU_PASSES: Final = (
 """The passes of TVM's pipeline `s_tir` that a CPU needs, up to the split of host and device functions."""
 
 
-@node_pass(tirx.AllocBuffer)
+@ir.node_pass(tirx.AllocBuffer)
 def keep_small_buffers_on_stack(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
     """Leave a buffer of known, small size to the code generator, which puts it on the stack."""
     buffer = allocation.buffer.ty
@@ -441,7 +415,9 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 _MAX_PERIOD: Final = 512
 
 
-@node_pass(tirx.For, lambda function: bool(find_nodes(function.body, tirx.FloorMod, tirx.Mod)))
+@ir.node_pass(
+    tirx.For, lambda function: bool(ir.find_nodes(function.body, tirx.FloorMod, tirx.Mod))
+)
 def split_loops_where_indices_repeat(loop: tirx.For) -> tirx.For:
     """Split loops in which an index is taken modulo a divisor that is below its range."""
     return _split(loop)
@@ -453,7 +429,7 @@ def _split(loop: tirx.For) -> tirx.For:
         return loop
     dtype, extent = loop.loop_var.ty.dtype, loop.extent
     outer, inner = (tirx.Var(f"{loop.loop_var.name}_{name}", dtype) for name in ("outer", "inner"))
-    body = replace_variables(loop.body, {loop.loop_var: outer * period + inner})
+    body = ir.replace_variables(loop.body, {loop.loop_var: outer * period + inner})
     length = tvm.sym.Analyzer().simplify(extent % period)
     is_whole = isinstance(length, tirx.IntImm) and int(length) == 0
     own = tirx.IntImm(dtype, period) if is_whole else tirx.min(period, extent - outer * period)
@@ -469,12 +445,12 @@ def _find_period(loop: tirx.For) -> int:
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
     starts_at_zero = isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
     # a loop with ramps is vectorized already
-    if not starts_at_zero or find_nodes(loop.body, tirx.Ramp):
+    if not starts_at_zero or ir.find_nodes(loop.body, tirx.Ramp):
         return 0
-    values = {bind.var: bind.value for bind in find_nodes(loop.body, tirx.Bind)}
+    values = {bind.var: bind.value for bind in ir.find_nodes(loop.body, tirx.Bind)}
     periods = (
         _period_of(node, loop.loop_var, values)
-        for node in find_nodes(loop.body, tirx.FloorMod, tirx.Mod)
+        for node in ir.find_nodes(loop.body, tirx.FloorMod, tirx.Mod)
     )
     return min((p for p in periods if 1 < p < limit), default=0)
 
@@ -485,7 +461,7 @@ def _period_of(modulo: Any, var: Any, values: dict[Any, Any]) -> int:
     if divisor < 1 or divisor & (divisor - 1):
         return 0
     index = modulo.a
-    while values.keys() & (bound := set(find_nodes(index, tirx.Var))):
-        index = replace_variables(index, {v: values[v] for v in bound & values.keys()})
-    step = tvm.sym.Analyzer().simplify(replace_variables(index, {var: var + 1}) - index)
+    while values.keys() & (bound := set(ir.find_nodes(index, tirx.Var))):
+        index = ir.replace_variables(index, {v: values[v] for v in bound & values.keys()})
+    step = tvm.sym.Analyzer().simplify(ir.replace_variables(index, {var: var + 1}) - index)
     return divisor // math.gcd(divisor, int(step)) if isinstance(step, tirx.IntImm) else 0

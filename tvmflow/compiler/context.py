@@ -9,13 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.contraction import winograd
-from tvmflow.compiler.contraction.machine import (
-    BFLOAT16_INSTRUCTIONS,
-    DOT_INSTRUCTIONS,
-    CpuModel,
-    is_cpu,
-)
+from tvmflow.compiler.contraction import machine, winograd
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.blocked import INTEGERS, PAIRS, Products
 from tvmflow.core.choices import Choice, Choices, Operator, tile_size
@@ -38,7 +32,7 @@ class LoweringContext:
     """
 
     target: tvm.target.Target
-    cpu: CpuModel | None
+    cpu: machine.CpuModel | None
     options: LoweringOptions
     choices: Choices = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
@@ -52,7 +46,7 @@ class LoweringContext:
     def dot_dtype(self) -> str | None:
         """The data dtype of the CPU's dot product instructions for vectors of `lanes`; None without them."""
         dtype = self.cpu.dot_dtype if self.cpu is not None else None
-        return dtype if (dtype, self.lanes) in DOT_INSTRUCTIONS else None
+        return dtype if (dtype, self.lanes) in machine.DOT_INSTRUCTIONS else None
 
     @property
     def integers(self) -> Products:
@@ -108,7 +102,7 @@ class LoweringContext:
         return (
             self.options.precision == "bfloat16"
             and self.cpu is not None
-            and (self.cpu.bfloat16_arch, self.lanes) in BFLOAT16_INSTRUCTIONS
+            and (self.cpu.bfloat16_arch, self.lanes) in machine.BFLOAT16_INSTRUCTIONS
         )
 
     def computes_float16(self) -> bool:
@@ -121,7 +115,7 @@ class LoweringContext:
 
     def is_cpu(self) -> bool:
         """Return whether the target is a CPU, with or without optimized kernels."""
-        return is_cpu(self.target)
+        return machine.is_cpu(self.target)
 
     def is_mixed(self) -> bool:
         """Return whether a library may mix kernels for the CPU with kernels for a device."""
@@ -185,7 +179,7 @@ class TargetRewriter(MainRewriter):
         self._context = context
 
     @property
-    def _cpu(self) -> CpuModel:
+    def _cpu(self) -> machine.CpuModel:
         """The model of the target's CPU, for passes that run only with one."""
         assert self._context.cpu is not None
         return self._context.cpu

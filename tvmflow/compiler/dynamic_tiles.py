@@ -21,15 +21,8 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
 from tvmflow.compiler.tail_vectors import list_terms, may_mask
+from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, MULTIPLES, list_size_variables
-from tvmflow.graph.ir import (
-    find_nodes,
-    kernel_pass,
-    replace_variables,
-    rewrite_indices,
-    simplify_indices,
-    with_fields,
-)
 
 # Tiles of up to this many rows get a tail tile for each row count; fewer if they unroll to many statements.
 _MAX_EXACT_ROWS: Final = 6
@@ -69,10 +62,10 @@ class _Condition(NamedTuple):
     tail: Any
 
 
-@kernel_pass
+@ir.kernel_pass
 def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Split loops of dynamic length, or with a `TAIL_HINT`, into whole tiles and the tail tile."""
-    loops = find_nodes(function.body, tirx.For)
+    loops = ir.find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops) and not any(TAIL_HINT in loop.annotations for loop in loops):
         return function
     function = function.with_body(_with_local_lengths(function.body))
@@ -96,31 +89,31 @@ def _roll(loop: tirx.For) -> tirx.For:
         inner.kind == tirx.ForKind.SERIAL
         and not isinstance(inner.extent, tirx.IntImm)
         and LAST_LANES not in inner.annotations
-        for inner in find_nodes(loop.body, tirx.For)
+        for inner in ir.find_nodes(loop.body, tirx.For)
     )
-    return with_fields(loop, kind=tirx.ForKind.SERIAL) if is_rolled else loop
+    return ir.with_fields(loop, kind=tirx.ForKind.SERIAL) if is_rolled else loop
 
 
-@kernel_pass
+@ir.kernel_pass
 def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Initialize reductions of dynamic length before their loops.
 
     LowerInitBlock initializes them in the first iteration: never if there are no iterations, and not all lanes of
     a row that is shorter than a vector.
     """
-    loops = find_nodes(function.body, tirx.For)
+    loops = ir.find_nodes(function.body, tirx.For)
     if not _has_dynamic_loops(loops):
         return function
     first: dict[Any, list[Any]] = {}
     started = []
-    for realize in find_nodes(function.body, SBlockRealize):
+    for realize in ir.find_nodes(function.body, SBlockRealize):
         if realize.block.init is not None:
             around = [
                 loop
                 for loop in loops
-                if any(map(realize.same_as, find_nodes(loop.body, SBlockRealize)))
+                if any(map(realize.same_as, ir.find_nodes(loop.body, SBlockRealize)))
             ]
-            around.sort(key=lambda loop: -len(find_nodes(loop.body, tirx.For)))
+            around.sort(key=lambda loop: -len(ir.find_nodes(loop.body, tirx.For)))
             if found := _start_reduction(realize, around):
                 outermost, start = found
                 first.setdefault(outermost.loop_var, []).append(start)
@@ -129,7 +122,7 @@ def start_dynamic_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def update(realize: SBlockRealize) -> SBlockRealize:
         if not any(realize.block.same_as(block) for block in started):
             return realize
-        return with_fields(realize, block=with_fields(realize.block, init=None))
+        return ir.with_fields(realize, block=ir.with_fields(realize.block, init=None))
 
     def insert(loop: tirx.For) -> Any:
         starts = first.get(loop.loop_var)
@@ -145,7 +138,7 @@ def _start_reduction(
     """Return the outermost loop of a reduction of dynamic length, and the loops that initialize it."""
     used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
     for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-        used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
+        used.setdefault(axis.iter_type, set()).update(ir.find_nodes(value, tirx.Var))
     reduced = used[tirx.IterVar.CommReduce]
     begin = next((n for n, loop in enumerate(around) if loop.loop_var in reduced), len(around))
     path = around[begin:]
@@ -158,13 +151,13 @@ def _start_reduction(
     terms = [
         term
         for term in list_terms(realize.predicate)
-        if reduced.isdisjoint(find_nodes(term, tirx.Var))
+        if reduced.isdisjoint(ir.find_nodes(term, tirx.Var))
     ]
     kept = [loop for loop in path if loop.loop_var not in reduced]
     own = {loop.loop_var: tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype) for loop in kept}
-    body = replace_variables(_make_initial(realize, terms), own)
+    body = ir.replace_variables(_make_initial(realize, terms), own)
     for loop in reversed(kept):
-        extent = replace_variables(loop.extent, own)
+        extent = ir.replace_variables(loop.extent, own)
         body = tirx.For(own[loop.loop_var], loop.min, extent, loop.kind, body)
     return path[0], body
 
@@ -182,26 +175,26 @@ def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize
     made = SBlock(
         axes,
         [],
-        [replace_variables(write, own) for write in block.writes],
+        [ir.replace_variables(write, own) for write in block.writes],
         f"{block.name_hint}_init",
-        replace_variables(block.init, own),
+        ir.replace_variables(block.init, own),
     )
     return SBlockRealize([value for _, value in pairs], _all(terms), made)
 
 
-@kernel_pass
+@ir.kernel_pass
 def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Bind dynamic lengths of a kernel's own buffers to variables: TVM would expand them in each index."""
-    loops = find_nodes(function.body, tirx.For)
+    loops = ir.find_nodes(function.body, tirx.For)
     loop_vars = {loop.loop_var for loop in loops}
     if not _has_dynamic_loops(loops):
         return function
     bound: list[tuple[Any, Any]] = []
-    moving = loop_vars | {bind.var for bind in find_nodes(function.body, tirx.Bind)}
+    moving = loop_vars | {bind.var for bind in ir.find_nodes(function.body, tirx.Bind)}
 
     def bind(size: Any) -> Any:
         size = _choose_plain(size, moving)
-        used = find_nodes(size, tirx.Var)
+        used = ir.find_nodes(size, tirx.Var)
         if isinstance(size, tirx.IntImm | tirx.Var) or not moving.isdisjoint(used):
             return size
         return _name(size, "length", bound)
@@ -217,7 +210,7 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return _hide_divisions(loop, loop_vars)
 
     body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
-    body = replace_variables(_simplify_indices(body, set(buffers)), own)
+    body = ir.replace_variables(_simplify_indices(body, set(buffers)), own)
     return function.with_body(_bind_all(bound, body))
 
 
@@ -241,19 +234,19 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     bound: list[tuple[Any, Any]] = []
 
     def bind(division: Any) -> Any:
-        used = find_nodes(division, tirx.Var)
+        used = ir.find_nodes(division, tirx.Var)
         own = {loop.loop_var, *(var for var, _ in bound)}
         is_dynamic = not isinstance(division.b, tirx.IntImm)
         if not is_dynamic or any(var in inner for var in used) or own.isdisjoint(used):
             return division
-        if find_nodes(division, tvm.ir.TensorLoad):
+        if ir.find_nodes(division, tvm.ir.TensorLoad):
             # a condition may guard the load
             return division
         return _name(division, loop.loop_var.name, bound)
 
-    inner = {other.loop_var for other in find_nodes(loop.body, tirx.For)}
+    inner = {other.loop_var for other in ir.find_nodes(loop.body, tirx.For)}
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
-    return with_fields(loop, body=_bind_all(bound, body))
+    return ir.with_fields(loop, body=_bind_all(bound, body))
 
 
 def _name(value: Any, prefix: str, bound: list[tuple[Any, Any]]) -> Any:
@@ -279,10 +272,10 @@ def _guard_divisors(body: Any) -> Any:
     data: set[Any] = set()
 
     def is_data(value: Any) -> bool:
-        loads = find_nodes(value, tvm.ir.TensorLoad)
-        return bool(loads) or not data.isdisjoint(find_nodes(value, tirx.Var))
+        loads = ir.find_nodes(value, tvm.ir.TensorLoad)
+        return bool(loads) or not data.isdisjoint(ir.find_nodes(value, tirx.Var))
 
-    binds = find_nodes(body, tirx.Bind, tirx.Let)
+    binds = ir.find_nodes(body, tirx.Bind, tirx.Let)
     while found := {bind.var for bind in binds if is_data(bind.value)} - data:
         data |= found
 
@@ -298,7 +291,9 @@ def _guard_divisors(body: Any) -> Any:
 def _has_dynamic_loops(loops: Sequence[tirx.For]) -> bool:
     """Return whether the length of a loop depends on more than the loops around it."""
     variables = {loop.loop_var for loop in loops}
-    return any(var not in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var))
+    return any(
+        var not in variables for loop in loops for var in ir.find_nodes(loop.extent, tirx.Var)
+    )
 
 
 def _choose_plain(size: Any, moving: set[Any]) -> Any:
@@ -308,7 +303,7 @@ def _choose_plain(size: Any, moving: set[Any]) -> Any:
     sides = [_choose_plain(side, moving) for side in (size.a, size.b)]
 
     def rate(side: Any) -> tuple[bool, bool, int]:
-        used = find_nodes(side, tirx.Var)
+        used = ir.find_nodes(side, tirx.Var)
         return not moving.isdisjoint(used), bool(used), len(str(side))
 
     return min(sides, key=rate)
@@ -317,7 +312,7 @@ def _choose_plain(size: Any, moving: set[Any]) -> Any:
 def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
     """Return a statement in which the indices of some buffers are simplified."""
     analyzer = tvm.sym.Analyzer()
-    loops, binds = find_nodes(body, tirx.For), find_nodes(body, tirx.Bind)
+    loops, binds = ir.find_nodes(body, tirx.For), ir.find_nodes(body, tirx.Bind)
     variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
     for var in variables:
         if str(var.ty.dtype) in SIZE_TYPES:
@@ -326,7 +321,7 @@ def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
     def simplify(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         return list(map(analyzer.simplify, indices)) if buffer in buffers else list(indices)
 
-    return rewrite_indices(body, simplify)
+    return ir.rewrite_indices(body, simplify)
 
 
 def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
@@ -341,7 +336,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
     for bind in stmts:
         if not isinstance(bind, tirx.Bind) or str(bind.var.ty.dtype) not in SIZE_TYPES:
             continue
-        if not moving.isdisjoint(find_nodes(bind.value, tirx.Var)):
+        if not moving.isdisjoint(ir.find_nodes(bind.value, tirx.Var)):
             bound.append(bind)
             moving.add(bind.var)
     if not bound:
@@ -366,7 +361,7 @@ def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
         is_hidden = isinstance(stmt, tirx.Bind) and stmt.var in hidden
         return hidden[stmt.var] if is_hidden else tvm_ffi.structural_map(stmt, rules)
 
-    return with_fields(loop, body=tirx.SeqStmt(list(map(rewrite, stmts))))
+    return ir.with_fields(loop, body=tirx.SeqStmt(list(map(rewrite, stmts))))
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
@@ -379,17 +374,17 @@ def _normalize(realize: SBlockRealize) -> SBlockRealize:
         return tirx.LT(simplify(term.a), simplify(term.b)) if isinstance(term, tirx.LT) else term
 
     terms = list(map(normalize, list_terms(realize.predicate)))
-    return with_fields(realize, predicate=_all(terms))
+    return ir.with_fields(realize, predicate=_all(terms))
 
 
 class _Splitter:
     """Splits the loops of one kernel, the innermost first."""
 
     def __init__(self, function: tirx.PrimFunc) -> None:
-        self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+        self._loop_vars = {loop.loop_var for loop in ir.find_nodes(function.body, tirx.For)}
         self._masked_types = list_masked_types(function.attrs["target"])
-        predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
-        self._cut_vars = set(find_nodes(predicates, tirx.Var))
+        predicates = [realize.predicate for realize in ir.find_nodes(function.body, SBlockRealize)]
+        self._cut_vars = set(ir.find_nodes(predicates, tirx.Var))
         known = (function.attrs or {}).get(MULTIPLES, {})
         # a size with a known divisor is written as a count times the divisor
         self._multiples = {
@@ -418,7 +413,7 @@ class _Splitter:
         certain = [condition.term for condition in found if self._is_certain(condition, loop)]
         body = _without(loop.body, certain) if certain else loop.body
         found = [condition for condition in found if condition.term not in certain]
-        loop = with_fields(loop, body=body, annotations=annotations)
+        loop = ir.with_fields(loop, body=body, annotations=annotations)
         if not found:
             return loop
         limited = _limit(loop, found)
@@ -427,14 +422,14 @@ class _Splitter:
         tests = _unique(condition.is_whole for condition in found)
         count = _count_whole(loop, found[0]) if len(tests) == 1 else None
         if count is None and (has_hint or len(tests) == 1):
-            return with_fields(loop, body=self._branch(loop, found, tests))
+            return ir.with_fields(loop, body=self._branch(loop, found, tests))
         whole = _copy(_without(loop.body, [condition.term for condition in found]))
         if count is None:
             test = functools.reduce(tirx.And, tests)
-            return with_fields(loop, body=_choose(loop.body, test, whole, loop.body))
+            return ir.with_fields(loop, body=_choose(loop.body, test, whole, loop.body))
         wholes = tirx.Var(f"{loop.loop_var.name}_wholes", loop.loop_var.ty.dtype)
-        first = with_fields(loop, body=whole, extent=wholes)
-        last = replace_variables(self._cut(loop, found), {loop.loop_var: wholes})
+        first = ir.with_fields(loop, body=whole, extent=wholes)
+        last = ir.replace_variables(self._cut(loop, found), {loop.loop_var: wholes})
         is_cut = tirx.LT(wholes, loop.extent)
         return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
 
@@ -448,7 +443,7 @@ class _Splitter:
         own = [condition for condition in found if _same(condition.is_whole, test)]
         whole = _copy(_without(loop.body, [condition.term for condition in own]))
         forms = [
-            self._branch(with_fields(loop, body=form), found, others)
+            self._branch(ir.with_fields(loop, body=form), found, others)
             for form in (whole, self._cut(loop, own))
         ]
         return _choose(loop.body, test, *forms)
@@ -458,13 +453,14 @@ class _Splitter:
         if not self._multiples or not isinstance(condition.is_whole, tirx.LT):
             return False
         last = {loop.loop_var: loop.extent - 1}
-        for bind in find_nodes(loop.body, tirx.Bind):
+        for bind in ir.find_nodes(loop.body, tirx.Bind):
             if isinstance(bind.value, tirx.FloorMod):
                 last[bind.var] = bind.value.b - 1
         analyzer = tvm.sym.Analyzer()
         slack = condition.is_whole.b - condition.is_whole.a
         remainders = {
-            node: tirx.Var("remainder", node.ty.dtype) for node in find_nodes(slack, tirx.FloorMod)
+            node: tirx.Var("remainder", node.ty.dtype)
+            for node in ir.find_nodes(slack, tirx.FloorMod)
         }
         last.update({var: node.b - 1 for node, var in remainders.items()})
         slack = tvm_ffi.structural_map(
@@ -472,31 +468,31 @@ class _Splitter:
         )
         if any(_find_fall(slack, var) < 0 for var in last):
             return False
-        slack = replace_variables(replace_variables(slack, last), self._multiples)
-        for var in set(find_nodes(slack, tirx.Var)) - self._loop_vars:
+        slack = ir.replace_variables(ir.replace_variables(slack, last), self._multiples)
+        for var in set(ir.find_nodes(slack, tirx.Var)) - self._loop_vars:
             analyzer.bind(var, tvm.ir.Range(1, tirx.IntImm(var.ty.dtype, _MOST)))
         return bool(analyzer.can_prove(analyzer.simplify(slack) > 0))
 
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
         """Return the conditions on tiles that depend on this loop's variable or bindings."""
-        own = {loop.loop_var, *(bind.var for bind in find_nodes(loop.body, tirx.Bind))}
+        own = {loop.loop_var, *(bind.var for bind in ir.find_nodes(loop.body, tirx.Bind))}
         if own.isdisjoint(self._cut_vars):
             return []
-        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
+        inner = {other.loop_var: other for other in ir.find_nodes(loop.body, tirx.For)}
         is_hinted = not {PARTITION_HINT, TAIL_HINT}.isdisjoint(loop.annotations)
         found = []
-        for realize in find_nodes(loop.body, SBlockRealize):
+        for realize in ir.find_nodes(loop.body, SBlockRealize):
             for term in list_terms(realize.predicate):
-                if not isinstance(term, tirx.LT) or own.isdisjoint(find_nodes(term, tirx.Var)):
+                if not isinstance(term, tirx.LT) or own.isdisjoint(ir.find_nodes(term, tirx.Var)):
                     continue
-                is_dynamic = not self._loop_vars.issuperset(find_nodes(term.b, tirx.Var))
+                is_dynamic = not self._loop_vars.issuperset(ir.find_nodes(term.b, tirx.Var))
                 if (is_dynamic or is_hinted) and (condition := _analyze(term, inner)):
                     found.append(condition)
         return found
 
     def _cut(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
         """Return the body of a loop for the tail tile."""
-        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
+        inner = {other.loop_var: other for other in ir.find_nodes(loop.body, tirx.For)}
         tile_loops = [inner[var] for condition in found for var in condition.variables]
         if any(len(condition.variables) != 1 for condition in found):
             return loop.body
@@ -520,9 +516,9 @@ class _Splitter:
             condition = lanes.get(lane.loop_var)
             if condition is None:
                 return lane
-            body = simplify_indices(_without(lane.body, [condition.term]))
+            body = ir.simplify_indices(_without(lane.body, [condition.term]))
             is_masked = may_mask(body, lane.loop_var, self._masked_types)
-            return with_fields(
+            return ir.with_fields(
                 lane,
                 extent=condition.tail,
                 kind=tirx.ForKind.SERIAL,
@@ -538,7 +534,7 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
     tile_kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
     tail = term.b - term.a
     lengths: dict[Any, int] = {}
-    for var in find_nodes(term, tirx.Var):
+    for var in ir.find_nodes(term, tirx.Var):
         if (loop := inner.get(var)) is None or var in lengths:
             continue
         if loop.kind not in tile_kinds or not isinstance(loop.extent, tirx.IntImm):
@@ -552,8 +548,8 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
     return _Condition(
         term=term,
         variables=lengths,
-        is_whole=tirx.LT(simplify(replace_variables(term.a, last)), term.b),
-        tail=simplify(replace_variables(tail, first)),
+        is_whole=tirx.LT(simplify(ir.replace_variables(term.a, last)), term.b),
+        tail=simplify(ir.replace_variables(tail, first)),
     )
 
 
@@ -571,9 +567,9 @@ def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
     if _find_fall(tails[0], var) != 1:
         return None
     first = {var: tirx.IntImm(var.ty.dtype, 0)}
-    tail = tvm.sym.Analyzer().simplify(replace_variables(tails[0], first))
+    tail = tvm.sym.Analyzer().simplify(ir.replace_variables(tails[0], first))
     body = _without(loop.body, [condition.term for condition in found])
-    return with_fields(loop, body=body, extent=tirx.min(loop.extent, tail))
+    return ir.with_fields(loop, body=body, extent=tirx.min(loop.extent, tail))
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
@@ -588,13 +584,13 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     # if this fails, tiles overlap or leave gaps
     if step < 1 or prod(condition.variables.values()) != step:
         return None
-    at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
+    at_first = analyzer.simplify(ir.replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
     return tirx.floordiv(analyzer.simplify(at_first + (step - 1)), step)
 
 
 def _find_fall(value: Any, var: Any) -> int:
     """Return the decrease of a value when a variable grows by 1; -1 if it grows or is not constant."""
-    step = tvm.sym.Analyzer().simplify(value - replace_variables(value, {var: var + 1}))
+    step = tvm.sym.Analyzer().simplify(value - ir.replace_variables(value, {var: var + 1}))
     return max(int(step), -1) if isinstance(step, tirx.IntImm) else -1
 
 
@@ -659,13 +655,13 @@ def _count_last_rows(found: Sequence[_Condition], size: int) -> int:
 def _count_unrolled(body: Any) -> tuple[int, int]:
     """Return the minimum and maximum number of copies of a statement after unrolling."""
     unrolled = [
-        (int(loop.extent), set(find_nodes(loop.body, tirx.BufferStore)))
-        for loop in find_nodes(body, tirx.For)
+        (int(loop.extent), set(ir.find_nodes(loop.body, tirx.BufferStore)))
+        for loop in ir.find_nodes(body, tirx.For)
         if loop.kind == tirx.ForKind.UNROLLED
     ]
     counts = [
         prod(length for length, stores in unrolled if store in stores)
-        for store in find_nodes(body, tirx.BufferStore)
+        for store in ir.find_nodes(body, tirx.BufferStore)
     ]
     return min(counts), max(counts)
 
@@ -693,7 +689,7 @@ def _with_rows(
         is_exact = first is None and (rows == 1 or isinstance(tail, tirx.IntImm))
         within = _without(loop.body, [term]) if is_exact else _clamp(loop, term, tail, first)
         extent = tirx.IntImm(loop.extent.ty.dtype, rows)
-        return with_fields(loop, extent=extent, body=within)
+        return ir.with_fields(loop, extent=extent, body=within)
 
     return tvm_ffi.structural_map(body, (tirx.For, shorten))
 
@@ -709,22 +705,22 @@ def _clamp(loop: tirx.For, term: Any, tail: Any, first: Any) -> Any:
     def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         # registers cannot have a computed index
         is_local = str(buffer.scope()) == "local"
-        return [replace_variables(index, {row: own}) if is_local else index for index in indices]
+        return [ir.replace_variables(index, {row: own}) if is_local else index for index in indices]
 
-    kept = rewrite_indices(_without(loop.body, [term]), keep)
+    kept = ir.rewrite_indices(_without(loop.body, [term]), keep)
     # clamps the row also where a value depends on it, such as the divisor of average pooling at the border
     position = row if first is None else cast(first) + row
-    clamped = replace_variables(kept, {row: tirx.min(position, cast(tail) - 1)})
-    return replace_variables(clamped, {own: row})
+    clamped = ir.replace_variables(kept, {row: tirx.min(position, cast(tail) - 1)})
+    return ir.replace_variables(clamped, {own: row})
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
     """Return whether each innermost block in a loop has one of the conditions on the loop's variable."""
-    own = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
+    own = [term for term in terms if loop.loop_var in ir.find_nodes(term, tirx.Var)]
     leaves = [
         realize
-        for realize in find_nodes(loop.body, SBlockRealize)
-        if not find_nodes(realize.block.body, SBlockRealize)
+        for realize in ir.find_nodes(loop.body, SBlockRealize)
+        if not ir.find_nodes(realize.block.body, SBlockRealize)
     ]
     return bool(leaves) and all(
         any(_same(term, other) for term in list_terms(realize.predicate) for other in own)
@@ -741,7 +737,7 @@ def _without(body: Any, terms: Sequence[Any]) -> Any:
             for term in list_terms(realize.predicate)
             if not any(_same(term, other) for other in terms)
         ]
-        return with_fields(realize, predicate=_all(kept))
+        return ir.with_fields(realize, predicate=_all(kept))
 
     return tvm_ffi.structural_map(body, (SBlockRealize, rewrite))
 
@@ -757,7 +753,7 @@ def _copy(body: Any) -> Any:
 
 def _list_buffers(body: Any) -> list[Any]:
     """Return the buffers that the blocks of a statement allocate."""
-    return [buffer for block in find_nodes(body, SBlock) for buffer in block.alloc_buffers]
+    return [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
 
 
 def _declare_like(buffer: Any, shape: Any) -> Any:
@@ -769,12 +765,12 @@ def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:
     """Return a statement with buffers replaced; each match of a buffer's region gets its own offset."""
     own = {
         position: tirx.Var(position.name, position.ty.dtype)
-        for block in find_nodes(body, SBlock)
+        for block in ir.find_nodes(body, SBlock)
         for match in block.match_buffers
         for position in (match.buffer.elem_offset, *match.buffer.strides)
         if isinstance(position, tvm.ir.Var)
     }
-    return replace_variables(body, {**buffers, **own}) if buffers or own else body
+    return ir.replace_variables(body, {**buffers, **own}) if buffers or own else body
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -33,15 +33,7 @@ from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Array
 from tvmflow.graph import ir
 from tvmflow.runtime.weights import TENSOR_MAGIC
-from tvmflow.targets.form_names import (
-    C_LIBRARY,
-    C_SOURCE,
-    PARAMS,
-    SYSTEM_LIBRARY,
-    VM,
-    WEBGPU,
-    WEIGHTS_FILE,
-)
+from tvmflow.targets import form_names
 from tvmflow.targets.linking import LINKERS, elf
 from tvmflow.targets.linking.zig import find_c_error
 from tvmflow.targets.platforms import parse_triple
@@ -72,7 +64,7 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     pairs = zip(ir.list_weights(model.mod["main"]), model.weights, strict=True)
     # The index makes names unique, as lifting may repeat them, and keeps the order: safetensors sorts by name.
     arrays = {f"{index:04d}.{var.name}": weight for index, (var, weight) in enumerate(pairs)}
-    save_file(arrays, folder / WEIGHTS_FILE)
+    save_file(arrays, folder / form_names.WEIGHTS_FILE)
 
 
 def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
@@ -122,16 +114,16 @@ def _unsupported_in_c(reason: str) -> StageError:
 
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     # object files with plain C functions and constants, and the C code that calls the functions
-    C_LIBRARY: lambda inputs, folder: c_program.compile_program(
+    form_names.C_LIBRARY: lambda inputs, folder: c_program.compile_program(
         inputs.model, inputs.content_prefix, folder, is_isa_level=inputs.is_isa_level
     ),
-    C_SOURCE: _generate_c_source,
-    PARAMS: _compile_without_weights,
-    SYSTEM_LIBRARY: _compile_system_library,
+    form_names.C_SOURCE: _generate_c_source,
+    form_names.PARAMS: _compile_without_weights,
+    form_names.SYSTEM_LIBRARY: _compile_system_library,
     # object files that TVM's virtual machine runs
-    VM: lambda inputs, folder: write_object_files(inputs.model, folder),
+    form_names.VM: lambda inputs, folder: write_object_files(inputs.model, folder),
     # steps, WGSL and weights, which a package for browsers runs
-    WEBGPU: lambda inputs, folder: web_program.compile_web_program(inputs.model, folder),
+    form_names.WEBGPU: lambda inputs, folder: web_program.compile_web_program(inputs.model, folder),
 }
 
 

@@ -15,22 +15,13 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext, TargetRewriter
-from tvmflow.compiler.passes import dequantize, matmuls, reductions
+from tvmflow.compiler.passes import dequantize, fusion, matmuls, reductions
 from tvmflow.compiler.passes.append_states import append_states
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.cast_integers import cast_constants, cast_integers
 from tvmflow.compiler.passes.float16 import Float16Caster, promote_float16
 from tvmflow.compiler.passes.fold_convolutions import ChannelsLastWeightMover, ConvolutionMerger
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
-from tvmflow.compiler.passes.fusion import (
-    give_empty_buffers_room,
-    give_kernel_symbols,
-    group_dynamic_reshapes,
-    limit_fusion,
-    merge_fixed_pixels,
-    order_sizes,
-    outline_branches,
-)
 from tvmflow.compiler.passes.group_norm import GroupNormRewriter
 from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.lift_weights import (
@@ -202,21 +193,21 @@ KERNEL_PHASES: Final[Phases] = {
         _rewriting("sorts", SortRewriter, LoweringContext.sorts_on_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
-        _pass("dynamic_reshapes", group_dynamic_reshapes, operators=["relax.reshape"]),
+        _pass("dynamic_reshapes", fusion.group_dynamic_reshapes, operators=["relax.reshape"]),
         LoweringPass("legalize_ops", make_operator_kernels),
-        _pass("order_sizes", order_sizes),
+        _pass("order_sizes", fusion.order_sizes),
     ),
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", fold_constants),
         _pass("cast_constants", cast_constants, LoweringContext.has_small_integers),
-        _pass("limit_fusion", limit_fusion, _FOR_CPUS),
-        _pass("outline_branches", outline_branches),
+        _pass("limit_fusion", fusion.limit_fusion, _FOR_CPUS),
+        _pass("outline_branches", fusion.outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
-        _pass("empty_buffers", give_empty_buffers_room),
-        _pass("kernel_symbols", give_kernel_symbols),
-        LoweringPass("merge_pixels", merge_fixed_pixels, _FOR_CPUS),
+        _pass("empty_buffers", fusion.give_empty_buffers_room),
+        _pass("kernel_symbols", fusion.give_kernel_symbols),
+        LoweringPass("merge_pixels", fusion.merge_fixed_pixels, _FOR_CPUS),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "kernels": (

@@ -13,16 +13,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.contraction.machine import list_masked_types
 from tvmflow.compiler.contraction.packed import LAST_LANES
-from tvmflow.graph.ir import (
-    IF_THEN_ELSE,
-    find_nodes,
-    kernel_pass,
-    operator_name,
-    replace_variables,
-    rewrite_nodes,
-    simplify_indices,
-    with_fields,
-)
+from tvmflow.graph import ir
 
 _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
@@ -50,23 +41,23 @@ class _End(NamedTuple):
     extent: int
 
 
-@kernel_pass
+@ir.kernel_pass
 def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let a row's last vector overlap the previous vector if elements may be computed twice."""
-    loops = find_nodes(function.body, tirx.For)
+    loops = ir.find_nodes(function.body, tirx.For)
     if not any(map(_is_conditional, loops)):
         return function
     # for each buffer that is not a parameter, the loop variables within the block that allocates it
     scopes = {
-        buffer: {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
-        for block in find_nodes(function.body, SBlock)
+        buffer: {loop.loop_var for loop in ir.find_nodes(block.body, tirx.For)}
+        for block in ir.find_nodes(function.body, SBlock)
         for buffer in block.alloc_buffers
     }
 
     def overlap(loop: tirx.For) -> tirx.For:
         return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
 
-    return rewrite_nodes(function, tirx.For, overlap)
+    return ir.rewrite_nodes(function, tirx.For, overlap)
 
 
 def _is_conditional(loop: tirx.For) -> bool:
@@ -98,7 +89,7 @@ def _find_searched(body: Any) -> Any:
         and kept.source.same_as(store.buffer)
         and all(map(tvm_ffi.structural_equal, kept.indices, store.indices))
     )
-    loads = find_nodes(searched, tvm.ir.TensorLoad)
+    loads = ir.find_nodes(searched, tvm.ir.TensorLoad)
     reads_itself = any(load.source.same_as(store.buffer) for load in loads)
     return searched if is_kept and not reads_itself else None
 
@@ -113,7 +104,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     if len(ends) != 1 or ends[0].extent < lanes or any(_uses(other, lane) for other in others):
         return loop
     start, extent = ends[0]
-    around = set(find_nodes(start, tirx.Var))
+    around = set(ir.find_nodes(start, tirx.Var))
     nest = [other for other in loops if other.loop_var in around]
     # in an unrolled loop, vectors are registers, and registers cannot have a computed index
     is_unrolled = any(int(other.kind) == tirx.ForKind.UNROLLED for other in nest)
@@ -125,17 +116,17 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
             _uses(index, other.loop_var) for index in step.indices for other in nest
         ):
             return loop
-        value = type(step.value)(step.value.a, replace_variables(searched, back))
+        value = type(step.value)(step.value.a, ir.replace_variables(searched, back))
         step = tirx.BufferStore(step.buffer, value, step.indices)
         own, body = realize.block, tirx.SeqStmt([first, step])
-        reads = [replace_variables(region, back) for region in own.reads]
-        block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
+        reads = [ir.replace_variables(region, back) for region in own.reads]
+        block = ir.simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
     elif is_unrolled or not _may_repeat(realize.block.body, lane, nest, scopes):
         return loop
     else:
-        block = simplify_indices(replace_variables(realize.block, back))
+        block = ir.simplify_indices(ir.replace_variables(realize.block, back))
     predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
-    return with_fields(loop, body=SBlockRealize([], predicate, block))
+    return ir.with_fields(loop, body=SBlockRealize([], predicate, block))
 
 
 def _find_end(condition: Any, lane: Any) -> _End | None:
@@ -157,12 +148,12 @@ def _may_repeat(
     if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):
         # the buffer is allocated anew for each vector
         return True
-    loads = find_nodes(store.value, tvm.ir.TensorLoad)
+    loads = ir.find_nodes(store.value, tvm.ir.TensorLoad)
     vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
     others = [
         other
         for loop in nest
-        for other in find_nodes(loop.body, tirx.BufferStore)
+        for other in ir.find_nodes(loop.body, tirx.BufferStore)
         if other.buffer.same_as(target) and not other.same_as(store)
     ]
     # TVM may give source and target the same memory, if both are a kernel's own buffers and vectors are read only once
@@ -171,16 +162,16 @@ def _may_repeat(
 
 
 def _uses(expr: Any, variable: Any) -> bool:
-    return any(var.same_as(variable) for var in find_nodes(expr, tirx.Var))
+    return any(var.same_as(variable) for var in ir.find_nodes(expr, tirx.Var))
 
 
 # ---------------------------------------------------------------- masked vectors
 
 
-@kernel_pass
+@ir.kernel_pass
 def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Compute tail vectors with masked loads and stores."""
-    loops = find_nodes(function.body, tirx.For)
+    loops = ir.find_nodes(function.body, tirx.For)
     if not any(LAST_LANES in loop.annotations for loop in loops):
         return function
     types = list_masked_types(function.attrs["target"])
@@ -189,7 +180,7 @@ def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
         is_last = LAST_LANES in loop.annotations
         return _mask(loop) if is_last and may_mask(loop.body, loop.loop_var, types) else loop
 
-    return rewrite_nodes(function, tirx.For, mask)
+    return ir.rewrite_nodes(function, tirx.For, mask)
 
 
 def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
@@ -199,15 +190,15 @@ def may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
         return False
     loads = [
         (load.source, load.indices)
-        for load in find_nodes(store.value, tvm.ir.TensorLoad)
-        if lane in find_nodes(list(load.indices), tirx.Var)
+        for load in ir.find_nodes(store.value, tvm.ir.TensorLoad)
+        if lane in ir.find_nodes(list(load.indices), tirx.Var)
     ]
     ones = (tvm.ir.TensorLoad, lambda load: tirx.const(1, str(load.source.dtype)))
     value = tvm_ffi.structural_map(store.value, ones)
     # beyond the end, an integer divisor may be 0, and a condition may guard an out-of-bounds read
     is_harmless = all(
-        "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
-    ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
+        "float" in str(node.ty.dtype) for node in ir.find_nodes(value, *_DIVISIONS)
+    ) and ir.IF_THEN_ELSE not in map(ir.operator_name, ir.find_nodes(value, tvm.ir.Call))
     return is_harmless and all(
         str(buffer.dtype) in types and _find_first_index(indices, lane) is not None
         for buffer, indices in [(store.buffer, store.indices), *loads]
@@ -231,7 +222,7 @@ def _mask(loop: tirx.For) -> Any:
 
     def load_vector(load: Any) -> Any:
         first = _find_first_index(load.indices, lane)
-        is_row = lane in find_nodes(list(load.indices), tirx.Var)
+        is_row = lane in ir.find_nodes(list(load.indices), tirx.Var)
         if not is_row or _has_lanes(load.source, first, lanes):
             return load
         own, dtype = make_registers(load.source), str(load.source.dtype)
@@ -262,10 +253,10 @@ def _find_first_index(indices: Sequence[Any], lane: Any) -> Any:
     """Return the last index of a vector's first element; None if the elements are not contiguous."""
     *outer, index = indices
     simplify = tvm.sym.Analyzer().simplify
-    step = simplify(replace_variables(index, {lane: lane + 1}) - index)
-    if as_int(step) != 1 or lane in find_nodes(outer, tirx.Var):
+    step = simplify(ir.replace_variables(index, {lane: lane + 1}) - index)
+    if as_int(step) != 1 or lane in ir.find_nodes(outer, tirx.Var):
         return None
-    return simplify(replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
+    return simplify(ir.replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
 
 
 def _has_lanes(buffer: Any, position: Any, lanes: int) -> bool:

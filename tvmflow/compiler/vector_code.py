@@ -17,22 +17,13 @@ from tvmflow.compiler.contraction.machine import (
     find_multiplicand_lanes,
 )
 from tvmflow.compiler.tail_vectors import as_int
-from tvmflow.graph.ir import (
-    IF_THEN_ELSE,
-    find_nodes,
-    kernel_pass,
-    node_pass,
-    operator_name,
-    replace_variables,
-    rewrite_nodes,
-    with_fields,
-)
+from tvmflow.graph import ir
 
 
 def know_loops(function: tirx.PrimFunc) -> Any:
     """Return an analyzer that knows the range of each loop's variable."""
     analyzer = tvm.sym.Analyzer()
-    for loop in find_nodes(function.body, tirx.For):
+    for loop in ir.find_nodes(function.body, tirx.For):
         analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
     return analyzer
 
@@ -51,7 +42,7 @@ MAX_STRIDE: Final = 4
 """With larger strides, elements are loaded one by one: a vector would contain too few of them."""
 
 
-@kernel_pass
+@ir.kernel_pass
 def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Load elements with a small stride as vectors."""
     analyzer = know_loops(function)
@@ -60,7 +51,7 @@ def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         index = load.indices[-1]
         return (_select if isinstance(index, tirx.Ramp) else _repeat)(load, index, analyzer)
 
-    return rewrite_nodes(function, tvm.ir.TensorLoad, shuffle)
+    return ir.rewrite_nodes(function, tvm.ir.TensorLoad, shuffle)
 
 
 def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
@@ -131,7 +122,7 @@ PREFETCH_HINT: Final = "tvmflow.prefetches_weights"
 _PREFETCH_FLAGS: Final = (0, 2, 1)
 
 
-@node_pass(tirx.For)
+@ir.node_pass(tirx.For)
 def prefetch_weights(loop: tirx.For) -> tirx.For:
     """Prefetch the weights of later tiles, evenly spread over the tiles that share earlier weights."""
     if PREFETCH_HINT not in loop.annotations:
@@ -139,21 +130,21 @@ def prefetch_weights(loop: tirx.For) -> tirx.For:
     tiles = int(loop.annotations[PREFETCH_HINT])
     serial = {
         each.loop_var: each
-        for each in find_nodes(loop.body, tirx.For)
+        for each in ir.find_nodes(loop.body, tirx.For)
         if each.kind == tirx.ForKind.SERIAL
     }
 
     def prefetch(inner: tirx.For) -> tirx.For:
-        around = [each for each in find_nodes(inner.body, tirx.For) if each.loop_var in serial]
+        around = [each for each in ir.find_nodes(inner.body, tirx.For) if each.loop_var in serial]
         if inner.loop_var not in serial or around:
             return inner
-        used = set(find_nodes(inner.body, tirx.Var))
+        used = set(ir.find_nodes(inner.body, tirx.Var))
         nest = [each for var, each in reversed(serial.items()) if var in used]
-        return with_fields(inner, body=_prefetch_in(inner.body, loop.loop_var, tiles, nest))
+        return ir.with_fields(inner, body=_prefetch_in(inner.body, loop.loop_var, tiles, nest))
 
     body = tvm_ffi.structural_map(loop.body, (tirx.For, prefetch))
     others = {key: value for key, value in loop.annotations.items() if key != PREFETCH_HINT}
-    return with_fields(loop, body=body, annotations=others)
+    return ir.with_fields(loop, body=body, annotations=others)
 
 
 def _prefetch_in(body: tirx.Stmt, tile: Any, tiles: int, nest: Sequence[tirx.For]) -> tirx.Stmt:
@@ -163,25 +154,25 @@ def _prefetch_in(body: tirx.Stmt, tile: Any, tiles: int, nest: Sequence[tirx.For
     analyzer.bind(member, tvm.ir.Range(0, tiles))
     first = {tile: group * tiles + member, **{each.loop_var: each.min for each in nest}}
     reads = {}
-    for load in find_nodes(body, tvm.ir.TensorLoad):
+    for load in ir.find_nodes(body, tvm.ir.TensorLoad):
         index = load.indices[-1]
         if isinstance(index, tirx.Ramp) and _as_number(index.stride) == 1:
-            start = analyzer.simplify(replace_variables(index.base, first))
-            used = set(find_nodes(start, tirx.Var))
+            start = analyzer.simplify(ir.replace_variables(index.base, first))
+            used = set(ir.find_nodes(start, tirx.Var))
             if group in used and member not in used:
                 reads[str(index.base)] = (load, start)
     lengths = {each.loop_var: _as_number(each.extent) for each in nest}
     if not reads or not all(lengths.values()):
         return body
     load, start = next(iter(reads.values()))
-    used = set(find_nodes(load.indices[-1].base, tirx.Var))
+    used = set(ir.find_nodes(load.indices[-1].base, tirx.Var))
     repeats = math.prod(length for var, length in lengths.items() if var not in used)
     # each iteration of a tile prefetches an equal share of the elements
     step = -(-len(reads) * _as_number(load.indices[-1].lanes) // (tiles * repeats))
     position: Any = tile % tiles
     for var, length in lengths.items():
         position = position * length + var
-    start = replace_variables(start, {group: tile // tiles + 1}) + position * step
+    start = ir.replace_variables(start, {group: tile // tiles + 1}) + position * step
     prefetches = [_prefetch(load.source, start + line) for line in range(0, step, LINE_FLOATS)]
     return tirx.SeqStmt([*prefetches, body])
 
@@ -200,7 +191,7 @@ def _prefetch(tensor: Any, index: Any) -> tirx.Stmt:
 _LANES_PER_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 
-@kernel_pass
+@ir.kernel_pass
 def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Load multiplicands as vectors, and select lanes (by-element FMA)."""
     if not _has_by_element_fma(function):
@@ -211,8 +202,8 @@ def select_multiplicand_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def take(multiplicand: tirx.Broadcast) -> Any:
         return _take_from_lane(multiplicand, lanes, analyzer)
 
-    function = rewrite_nodes(function, tirx.Broadcast, take)
-    return rewrite_nodes(function, tirx.For, _take_words_from_lanes)
+    function = ir.rewrite_nodes(function, tirx.Broadcast, take)
+    return ir.rewrite_nodes(function, tirx.For, _take_words_from_lanes)
 
 
 def _take_from_lane(multiplicand: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
@@ -264,7 +255,7 @@ class _Word(NamedTuple):
     @classmethod
     def read(cls, multiplicand: tirx.Broadcast) -> _Word | None:
         """Return the word that is broadcast to all lanes; None if it is not a load of adjacent bytes."""
-        is_word = operator_name(multiplicand.value) == _REINTERPRET
+        is_word = ir.operator_name(multiplicand.value) == _REINTERPRET
         load = multiplicand.value.args[0] if is_word else multiplicand.value
         if not isinstance(load, tvm.ir.TensorLoad):
             return None
@@ -289,11 +280,13 @@ class _Word(NamedTuple):
 
 def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
     """Return an innermost loop whose words of bytes and float32 multiplicands come from whole vectors."""
-    if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
+    if ir.find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
-    found = [(operand, _Word.read(operand)) for operand in find_nodes(loop.body, tirx.Broadcast)]
+    found = [(operand, _Word.read(operand)) for operand in ir.find_nodes(loop.body, tirx.Broadcast)]
     # if a condition guards loads, float32 words are skipped: their loads must not run without it
-    is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
+    is_guarded = any(
+        ir.operator_name(c) == ir.IF_THEN_ELSE for c in ir.find_nodes(loop.body, tvm.ir.Call)
+    )
     words = {
         operand: word
         for operand, word in found
@@ -311,7 +304,7 @@ def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
             ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
             whole = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
             lane = (offset - start) // word.size
-            if operator_name(operand.value) == _REINTERPRET:
+            if ir.operator_name(operand.value) == _REINTERPRET:
                 dtype = f"{operand.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
                 whole = tirx.reinterpret(dtype, whole)
             lanes[operand] = tirx.Shuffle([whole], [lane] * _as_number(operand.lanes))
@@ -389,7 +382,7 @@ class _Address(NamedTuple):
         return cls.of(load.source, load.indices) if is_load else None
 
 
-@node_pass(tirx.SeqStmt, _has_by_element_fma)
+@ir.node_pass(tirx.SeqStmt, _has_by_element_fma)
 def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Start accumulators at the values that are later subtracted from them, for 64-bit Arm."""
     statements = list(sequence)
@@ -408,7 +401,7 @@ def start_accumulators_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
             continue
         address = _Address.of(statement.buffer, statement.indices)
         if address is not None and starts.get(address) == at and address in offsets:
-            statements[at] = with_fields(statement, value=0 - offsets[address])
+            statements[at] = ir.with_fields(statement, value=0 - offsets[address])
         else:
             statements[at] = _replace_differences(statement, offsets, lambda sub: sub.a)
     return tirx.SeqStmt(statements)
@@ -421,12 +414,12 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
     stored: set[Any] = set()
     loose: set[Any] = set()
     for at, statement in enumerate(statements):
-        if find_nodes(statement, tirx.Evaluate, tirx.IfThenElse, tirx.Bind):
+        if ir.find_nodes(statement, tirx.Evaluate, tirx.IfThenElse, tirx.Bind):
             return {}
-        stores = find_nodes(statement, tirx.BufferStore)
+        stores = ir.find_nodes(statement, tirx.BufferStore)
         stored.update(store.buffer for store in stores)
         if isinstance(statement, tirx.BufferStore):
-            for difference in find_nodes(statement.value, tirx.Sub):
+            for difference in ir.find_nodes(statement.value, tirx.Sub):
                 address = _Address.of_load(difference.a)
                 if address is not None and address in starts:
                     first = offsets.setdefault(address, difference.b)
@@ -435,7 +428,7 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
             stores = [_replace_differences(statement, starts, lambda sub: sub.b)]
         for store in stores:
             own = _Address.of(store.buffer, store.indices)
-            loads = find_nodes(store.value, tvm.ir.TensorLoad)
+            loads = ir.find_nodes(store.value, tvm.ir.TensorLoad)
             read = {_Address.of_load(load) for load in loads}
             loose.update(load.source for load in loads if _Address.of_load(load) is None)
             refused |= read - {own}
@@ -448,7 +441,7 @@ def _find_offsets(statements: Sequence[Any], starts: Mapping[_Address, int]) -> 
         for address, offset in offsets.items()
         if address not in refused
         and address.buffer not in loose
-        and stored.isdisjoint(load.source for load in find_nodes(offset, tvm.ir.TensorLoad))
+        and stored.isdisjoint(load.source for load in ir.find_nodes(offset, tvm.ir.TensorLoad))
     }
 
 
@@ -460,7 +453,7 @@ def _replace_differences(
     def replace(difference: Any) -> Any:
         return choose(difference) if _Address.of_load(difference.a) in addresses else difference
 
-    return with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
+    return ir.with_fields(store, value=tvm_ffi.structural_map(store.value, (tirx.Sub, replace)))
 
 
 # ---------------------------------------------------------------- accumulators of int8 matrix multiply
@@ -476,17 +469,17 @@ _MIN_WINDOW_BODY: Final = 24
 _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
 
-@node_pass(tirx.For, _has_by_element_fma)
+@ir.node_pass(tirx.For, _has_by_element_fma)
 def keep_product_loops(loop: tirx.For) -> tirx.For:
     """Keep LLVM from unrolling short loops with long bodies, for 64-bit Arm.
 
     LLVM would load the multiplicands of all iterations so early that it must spill registers.
     """
     rounds = _as_number(loop.extent)
-    if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
+    if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or ir.find_nodes(loop.body, tirx.For):
         return loop
-    stores = find_nodes(loop.body, tirx.BufferStore)
-    least, count = _MIN_LONG_BODY, sum(bool(find_nodes(s.value, tirx.Shuffle)) for s in stores)
+    stores = ir.find_nodes(loop.body, tirx.BufferStore)
+    least, count = _MIN_LONG_BODY, sum(bool(ir.find_nodes(s.value, tirx.Shuffle)) for s in stores)
     if not count:
         # count the stores that add a product of vectors to an accumulator
         least, count = (
@@ -503,13 +496,13 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
         return loop
     dtype = str(loop.loop_var.ty.dtype)
     extent = tirx.call_llvm_pure_intrin(dtype, _ADDITION, loop.extent, tirx.const(0, dtype))
-    return with_fields(loop, extent=extent)
+    return ir.with_fields(loop, extent=extent)
 
 
-@kernel_pass
+@ir.kernel_pass
 def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Select each pixel's or row's accumulators from the vectors that two of them share, for 64-bit Arm."""
-    stores = find_nodes(function.body, tirx.BufferStore)
+    stores = ir.find_nodes(function.body, tirx.BufferStore)
     addresses: dict[Any, list[int]] = {}
     for store in filter(_multiplies_matrices, stores):
         address = _find_accumulators(store.buffer, store.indices) // _VECTOR_ACCUMULATORS
@@ -537,9 +530,9 @@ def order_matrix_accumulators(function: tirx.PrimFunc) -> tirx.PrimFunc:
             value = begun.get((store.buffer, first), value)
             if not isinstance(value, tirx.Broadcast):
                 value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
-        return with_fields(store, value=value)
+        return ir.with_fields(store, value=value)
 
-    return rewrite_nodes(function, tirx.BufferStore, order)
+    return ir.rewrite_nodes(function, tirx.BufferStore, order)
 
 
 _VECTOR_ACCUMULATORS: Final = 4
@@ -549,7 +542,7 @@ _PIXEL_LANES: Final = ([0, 1, 4, 5], [2, 3, 6, 7])
 
 def _multiplies_matrices(store: tirx.BufferStore) -> bool:
     """Return whether a store is an int8 matrix multiply into accumulators."""
-    if operator_name(store.value) != "tirx.call_llvm_pure_intrin":
+    if ir.operator_name(store.value) != "tirx.call_llvm_pure_intrin":
         return False
     own = int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
     return int(store.value.args[0]) == own
@@ -599,7 +592,7 @@ def _select_accumulators(load: Any, accumulators: Mapping[Any, int]) -> Any:
 _STORED_WORDS: Final = (4, 2)
 
 
-@node_pass(tirx.SeqStmt, _has_by_element_fma)
+@ir.node_pass(tirx.SeqStmt, _has_by_element_fma)
 def join_narrow_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
     """Store adjacent words of bytes together, for 64-bit Arm."""
     statements: list[Any] = []
@@ -625,7 +618,7 @@ def _is_word_of_bytes(statement: Any) -> bool:
     is_whole = not isinstance(index, tirx.Ramp) or _as_number(index.stride) == 1
     is_read = any(
         load.source.same_as(statement.buffer)
-        for load in find_nodes(statement.value, tvm.ir.TensorLoad)
+        for load in ir.find_nodes(statement.value, tvm.ir.TensorLoad)
     )
     return (
         (narrow.bits, narrow.lanes) == (_BYTE_BITS, _WORD_BYTES[-1])

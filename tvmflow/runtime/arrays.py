@@ -8,14 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.core.dimensions import (
-    WrongSize,
-    derive_sizes,
-    find_bounds,
-    is_name,
-    ranges_text,
-    specs_at,
-)
+from tvmflow.core import dimensions
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
 from tvmflow.core.formatting import names_text
@@ -260,16 +253,16 @@ class DynamicTensors:
     def _derive(self, shapes: Shapes) -> CallTensors:
         names = [spec.name for spec in self.inputs]
         try:
-            sizes = derive_sizes(
+            sizes = dimensions.derive_sizes(
                 self.dimensions, self._sizes, dict(zip(names, shapes, strict=True))
             )
-        except WrongSize as error:
+        except dimensions.WrongSize as error:
             raise BundleError(str(error), fix=f"the model takes {self._describe()}") from error
-        outputs = specs_at(self.outputs, sizes)
+        outputs = dimensions.specs_at(self.outputs, sizes)
         makers = tuple(
             memory.maker(spec) for memory, spec in zip(self._memory, outputs, strict=True)
         )
-        tensors = CallTensors(sizes, specs_at(self.inputs, sizes), outputs, makers)
+        tensors = CallTensors(sizes, dimensions.specs_at(self.inputs, sizes), outputs, makers)
         with self._lock:
             self._kept[shapes] = tensors
             while len(self._kept) > _MAX_KEPT:
@@ -280,7 +273,7 @@ class DynamicTensors:
         inputs = (
             f"{name} of shape [{', '.join(map(str, sizes))}]" for name, sizes in self._sizes.items()
         )
-        return f"{', '.join(inputs)}, where {ranges_text(self.dimensions)}"
+        return f"{', '.join(inputs)}, where {dimensions.ranges_text(self.dimensions)}"
 
 
 def read_dynamic_tensors(signature: Mapping[str, Json]) -> DynamicTensors | None:
@@ -311,10 +304,12 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
         bounds[entry.name] = (entry.min, entry.max)
     inputs = [*map(TensorSpec.from_json, signature["inputs"])]
     if any(
-        spec.sizes and find_bounds(size, bounds)[0] < 0 for spec in inputs for size in spec.sizes
+        spec.sizes and dimensions.find_bounds(size, bounds)[0] < 0
+        for spec in inputs
+        for size in spec.sizes
     ):
         raise ValueError("an input has a size below 0")
-    told = {size for spec in inputs for size in spec.sizes if is_name(size)}
+    told = {size for spec in inputs for size in spec.sizes if dimensions.is_name(size)}
     if unknown := bounds.keys() - told:
         raise ValueError(f"no input determines the sizes of {names_text(sorted(unknown))}")
     tensors = [*inputs, *map(TensorSpec.from_json, signature["outputs"])]
@@ -327,5 +322,5 @@ def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) ->
         type(size) in (int, str) for size in spec.sizes
     ):
         raise ValueError(f"{quote(list(spec.sizes))} are not sizes")
-    largest = [find_bounds(size, bounds)[1] for size in spec.sizes]
+    largest = [dimensions.find_bounds(size, bounds)[1] for size in spec.sizes]
     return spec._replace(shape=tuple(max(size, 0) for size in largest)).bytes

@@ -21,15 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
 from tvmflow.core.types import Array, Json, TensorSpec
+from tvmflow.runtime import bundles
 from tvmflow.runtime.arrays import check_dynamic_shapes
-from tvmflow.runtime.bundles import (
-    C_RUNTIME,
-    DEFAULT_MAX_BYTES,
-    Bundle,
-    damaged_bundle_error,
-    read_open_bundle,
-    runtime_of,
-)
 from tvmflow.runtime.c_loader import LOWER_LEVEL, NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
@@ -50,7 +43,7 @@ def load(
     params: Weights | None = None,
     *,
     trusted_keys: TrustedKeys | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = bundles.DEFAULT_MAX_BYTES,
     threads: int | None = None,
 ) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
@@ -77,7 +70,7 @@ def load(
     pool = ThreadPool.of(threads)
     with _temporary_folder(path) as folder:
         with open_trusted_file(path, trusted_keys, max_bytes) as stream:
-            bundle = read_open_bundle(path, stream, folder)
+            bundle = bundles.read_open_bundle(path, stream, folder)
         if not bundle.parts:
             _check_library_bundle(str(path), bundle, max_bytes)
             with _damaged_documents(path):
@@ -105,7 +98,9 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
+def _load_parts(
+    path: str | Path, bundle: bundles.Bundle, max_bytes: int, pool: ThreadPool
+) -> Module:
     """Load a partitioned model after checking all its parts."""
     _check_tensors(path, bundle, max_bytes)
     names = {name: f"{path}, part '{name}'," for name in bundle.parts}
@@ -125,7 +120,7 @@ def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPo
     return Module(program, bundle.signature, bundle.manifest, modules)
 
 
-def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
+def _check_library_bundle(path: str, bundle: bundles.Bundle, max_bytes: int) -> None:
     """Check everything that can be checked before a library is loaded."""
     with _damaged_documents(path):
         manifest = bundle.manifest
@@ -135,7 +130,7 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
             raise TypeError("a name is not text")
         _check_tensors(path, bundle, max_bytes)
-        needs_tvm = runtime_of(manifest) != C_RUNTIME
+        needs_tvm = bundles.runtime_of(manifest) != bundles.C_RUNTIME
         if needs_tvm:
             _check_kind(path, tvm)
         elif not isinstance(prefix := manifest["prefix"], str) or not prefix.isidentifier():
@@ -146,7 +141,7 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
             _check_tvm_version(path, manifest["tvm"])
 
 
-def _check_tensors(path: str | Path, bundle: Bundle, max_bytes: int) -> None:
+def _check_tensors(path: str | Path, bundle: bundles.Bundle, max_bytes: int) -> None:
     """Check that inputs and outputs are tensors within the limit, and fit preprocessing and labels."""
     with _damaged_documents(path):
         total = check_dynamic_shapes(bundle.signature)
@@ -183,7 +178,7 @@ def _is_tensor(spec: TensorSpec) -> bool:
     return axis is None or (is_axis and math.prod(spec.shape[:axis]) == 1)
 
 
-def _check_parts(path: str | Path, bundle: Bundle) -> None:
+def _check_parts(path: str | Path, bundle: bundles.Bundle) -> None:
     """Check that each input of a part and each output of the model is an earlier tensor."""
     with _damaged_documents(path):
         tensors = {spec.name: spec for spec in _read_specs(bundle, "inputs")}
@@ -197,7 +192,7 @@ def _check_parts(path: str | Path, bundle: Bundle) -> None:
                 raise ValueError(f"no part gives the output {quote(spec)}")
 
 
-def _read_specs(bundle: Bundle, direction: str) -> list[TensorSpec]:
+def _read_specs(bundle: bundles.Bundle, direction: str) -> list[TensorSpec]:
     return [TensorSpec.from_json(entry) for entry in bundle.signature[direction]]
 
 
@@ -210,17 +205,17 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"its manifest or signature is damaged ({type(error).__name__}: {error})"
-        raise damaged_bundle_error(path, reason) from error
+        raise bundles.damaged_bundle_error(path, reason) from error
 
 
 def _load_program(
-    path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+    path: str, bundle: bundles.Bundle, weights: Mapping[str, Array], pool: ThreadPool
 ) -> PartProgram:
     """Load the library of a bundle from `library_file`."""
     library = bundle.library_file
     assert library is not None
     try:
-        if runtime_of(bundle.manifest) == C_RUNTIME:
+        if bundles.runtime_of(bundle.manifest) == bundles.C_RUNTIME:
             return _load_c_library(library, bundle, pool)
         return _load_virtual_machine(library, bundle, weights, pool)
     except TvmflowError as error:
@@ -234,7 +229,7 @@ def _load_program(
         ) from error
 
 
-def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProgram:
+def _load_c_library(library: Path, bundle: bundles.Bundle, pool: ThreadPool) -> PartProgram:
     """Load a C library, and check its tensors against the signature: it does not check arrays itself."""
     prefix = bundle.manifest["prefix"]
     program = NativeProgram(library, prefix, pool.threads, bundle.signature)
@@ -248,7 +243,7 @@ def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProg
 
 
 def _load_virtual_machine(
-    library: Path, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+    library: Path, bundle: bundles.Bundle, weights: Mapping[str, Array], pool: ThreadPool
 ) -> PartProgram:
     from tvmflow.runtime.virtual_machine import (
         ExecutionDevice,

@@ -117,7 +117,7 @@ def test_what_was_checked_is_what_is_loaded(
         bundle.write_bytes(b"something else")
         return original(path, stream, libraries)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tvmflow.runtime.loading.read_open_bundle", edit_first)
+    monkeypatch.setattr("tvmflow.runtime.bundles.read_open_bundle", edit_first)
     assert tvmflow.load(bundle, trusted_keys=keys / "release.pub").manifest["name"] == "small"
 
 

@@ -21,20 +21,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from tvmflow.compiler.c_program.c_code import (
-    KernelTraits,
-    estimate_parallel_work,
-    generate_code,
-    place_constants,
-)
-from tvmflow.compiler.c_program.c_kernels import (
-    KernelLayouts,
-    compile_kernels,
-    list_size_parameters,
-    lower_kernels,
-    named_size_text,
-    share_weights,
-)
+from tvmflow.compiler.c_program import c_code, c_kernels
 from tvmflow.compiler.c_program.device_program import (
     DeviceCode,
     DeviceWriter,
@@ -59,14 +46,6 @@ from tvmflow.graph.dynamic_shapes import NoSize, list_symbols
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_runtime import (
-    CONSTANTS,
-    DEVICE_CODE,
-    PROGRAM,
-    DescribedModel,
-    isa_levels,
-    symbol_prefix,
-)
 from tvmflow.targets.c_runtime.weights import BEGIN, write_weights
 from tvmflow.targets.linking import ALIGNMENT, compile_c, padded, pe, write_data
 from tvmflow.targets.platforms import parse_triple
@@ -97,19 +76,19 @@ def compile_program(
         return
     mod, weights, target = model
     platform = parse_triple(cpu_triple(target.export()))
-    layouts: KernelLayouts = {}
+    layouts: c_kernels.KernelLayouts = {}
     if is_isa_level and platform.arch == "x86_64":
-        weights, own = share_weights(mod, weights)
+        weights, own = c_kernels.share_weights(mod, weights)
         layouts = {f"{prefix}{name}": known for name, known in own.items()}
     program = read_program(mod, weights)
     program.has_placed_constants = not is_isa_level
     plan_memory(program)
     traits = _write_kernels(list_called_kernels(mod, program), target, prefix, layouts, folder)
-    code = generate_code(program, traits, prefix, platform.address_bits)
+    code = c_code.generate_code(program, traits, prefix, platform.address_bits)
     _write_constants(program, prefix, folder)
     if is_isa_level:
         pieces = [[array.nbytes, _digest(array)] for array in program.constants]
-        (folder / isa_levels.PLACES).write_text(json.dumps(pieces))
+        (folder / c_runtime.isa_levels.PLACES).write_text(json.dumps(pieces))
     _write_code(code, prefix, folder)
 
 
@@ -125,7 +104,7 @@ def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> Non
     device = lower_device_kernels(on_device, target)
     tensors = place_on_device(program, device.kernels)
     plan_memory(program)
-    traits: dict[str, KernelTraits] = {}
+    traits: dict[str, c_code.KernelTraits] = {}
     if on_host:
         traits = _write_kernels(on_host, tvm.target.Target(target.host), prefix, {}, folder)
     else:
@@ -145,7 +124,7 @@ def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> Non
     )
     some = min(folder.glob("kernels*.o"))
     pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
-    write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
+    write_data(folder / c_runtime.DEVICE_CODE, some, code.symbol, pieces)
     _write_code(DeviceWriter(program, traits, prefix, code).write(), prefix, folder)
 
 
@@ -154,7 +133,7 @@ def _write_code(text: str, prefix: str, folder: Path) -> None:
     macros = (
         f"#define {macro} {runtime_symbol(prefix, name)}" for name, macro in RUNTIME_SYMBOLS.items()
     )
-    (folder / PROGRAM).write_text("\n".join((*macros, text)))
+    (folder / c_runtime.PROGRAM).write_text("\n".join((*macros, text)))
 
 
 def runtime_symbol(prefix: str, name: str) -> str:
@@ -166,7 +145,7 @@ def runtime_symbol(prefix: str, name: str) -> str:
     return f"tf_{digest}"[: len(name)]
 
 
-def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
+def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> c_code.KernelTraits:
     """Return the traits of a kernel, given before and after it was lowered."""
     symbol = str(lowered.attrs["global_symbol"])
     allocated = [
@@ -174,14 +153,16 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
         for call in ir.find_nodes(lowered.body, tvm.ir.Call)
         if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
     ]
-    names = {variable: f"n{n}" for n, variable in enumerate(list_size_parameters(function))}
+    names = {
+        variable: f"n{n}" for n, variable in enumerate(c_kernels.list_size_parameters(function))
+    }
     bindings = {binding.var: binding.value for binding in ir.find_nodes(lowered.body, tirx.Bind)}
     sizes = [_read_allocation(size, names, bindings, symbol) for size in allocated]
     rounded = (f"({size} + {ALIGNMENT - 1}) // {ALIGNMENT} * {ALIGNMENT}" for size in sizes)
     scratch = " + ".join(rounded) if names else sum(padded(int(size)) for size in sizes)
-    return KernelTraits(
+    return c_code.KernelTraits(
         symbol=symbol,
-        work=estimate_parallel_work(function, names),
+        work=c_code.estimate_parallel_work(function, names),
         scratch=scratch or 0,
         sizes=tuple(names.values()),
         failure=str(function.attrs.get(FAILURE, "")),
@@ -197,7 +178,7 @@ def _read_allocation(
     size = tvm_ffi.structural_map(size, (tirx.Div, lambda node: tirx.FloorDiv(node.a, node.b)))
     try:
         if set(list_symbols(size)) <= names.keys():
-            return named_size_text(size, names)
+            return c_kernels.named_size_text(size, names)
     except NoSize:
         pass
     raise UnsupportedProgram(
@@ -209,9 +190,9 @@ def _write_kernels(
     kernels: Mapping[str, tirx.PrimFunc],
     target: tvm.target.Target,
     prefix: str,
-    layouts: KernelLayouts,
+    layouts: c_kernels.KernelLayouts,
     folder: Path,
-) -> dict[str, KernelTraits]:
+) -> dict[str, c_code.KernelTraits]:
     """Write groups of kernels to object files, one thread for each group; return the kernels' traits."""
     functions = {
         tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
@@ -220,17 +201,17 @@ def _write_kernels(
     groups = split_kernels(tvm.IRModule(functions))
     is_windows = parse_triple(cpu_triple(target.export())).system == "windows"
 
-    def write(number: int) -> dict[str, KernelTraits]:
+    def write(number: int) -> dict[str, c_code.KernelTraits]:
         path = folder / f"kernels{number}.o"
-        traits: dict[str, KernelTraits] = {}
+        traits: dict[str, c_code.KernelTraits] = {}
 
         def read_traits(mod: tvm.IRModule) -> None:
             for var, function in mod.functions_items():
                 traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
 
         group = dict(groups[number].functions_items())
-        lowered = lower_kernels(group, target, read_traits, layouts)
-        compile_kernels(lowered, target, path)
+        lowered = c_kernels.lower_kernels(group, target, read_traits, layouts)
+        c_kernels.compile_kernels(lowered, target, path)
         content = path.read_bytes()
         renamed = {name: runtime_symbol(prefix, name) for name in RUNTIME_SYMBOLS}
         if is_windows:
@@ -246,7 +227,7 @@ def _write_kernels(
 
 
 def _write_constants(program: Program, prefix: str, folder: Path) -> None:
-    offsets = place_constants(program)
+    offsets = c_code.place_constants(program)
 
     def pieces() -> Iterator[bytes | memoryview]:
         for array, begin, end in zip(program.constants, offsets, offsets[1:], strict=False):
@@ -255,7 +236,7 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
         yield bytes(ALIGNMENT)
 
     code = min(folder.glob("kernels*.o"))
-    write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())
+    write_data(folder / c_runtime.CONSTANTS, code, f"{prefix}weights", pieces())
 
 
 def _digest(array: Array) -> str:
@@ -391,13 +372,15 @@ def _link(
 ) -> KernelLibrary:
     """Compile and link a model in an empty folder; with `weights_file`, write its weights to that file."""
     library = folder / "library.so"
-    compile_program(model, symbol_prefix(_NAME), folder)
+    compile_program(model, c_runtime.symbol_prefix(_NAME), folder)
     compiled = {path.name: path for path in folder.iterdir()}
     target = model.target.export()
     executor = backend_for(target).EXECUTOR
-    described = DescribedModel(_NAME, signature, (), cpu_triple(target), executor=executor)
+    described = c_runtime.DescribedModel(
+        _NAME, signature, (), cpu_triple(target), executor=executor
+    )
     if weights_file is not None:
-        head = write_weights(compiled.pop(CONSTANTS), weights_file)
+        head = write_weights(compiled.pop(c_runtime.CONSTANTS), weights_file)
         described = described._replace(weights_head=head)
     c_runtime.link(described, compiled, library)
     return KernelLibrary(library, signature, threads)

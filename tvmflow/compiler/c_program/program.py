@@ -15,15 +15,8 @@ from tvmflow.compiler.c_program.c_kernels import list_size_parameters
 from tvmflow.core.dimensions import choose_tuning_size, evaluate, substitute
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Array, Dimension, Size
-from tvmflow.graph import ir
+from tvmflow.graph import dynamic_shapes, ir
 from tvmflow.graph.counts import SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.graph.dynamic_shapes import (
-    NoSize,
-    is_dynamic,
-    list_symbols,
-    read_dimensions,
-    size_text,
-)
 from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
 from tvmflow.targets.linking import padded
 
@@ -214,7 +207,7 @@ class _Reader:
         self._is_view = functools.cache(lambda var: ir.is_view(mod[var]))
         self._checked: set[str] = set()
         main = mod["main"]
-        dimensions = read_dimensions(main)
+        dimensions = dynamic_shapes.read_dimensions(main)
         names = {entry.name for entry in dimensions}
         self._program.dimensions = dimensions
         # the variables of the dimensions; other variables may have the same names
@@ -222,7 +215,7 @@ class _Reader:
             symbol
             for param in main.params
             for size in _sizes_of_type(param.ty) or ()
-            for symbol in list_symbols(size)
+            for symbol in dynamic_shapes.list_symbols(size)
             if symbol.name in names
         }
         self._representative = {entry.name: choose_tuning_size(entry) for entry in dimensions}
@@ -266,14 +259,14 @@ class _Reader:
         return shape
 
     def _read_size(self, size: Any) -> Size:
-        if not is_dynamic(size):
+        if not dynamic_shapes.is_dynamic(size):
             return int(size)
         size = ir.replace_variables(size, self._bound)
-        if not set(list_symbols(size)) <= self._symbols:
+        if not set(dynamic_shapes.list_symbols(size)) <= self._symbols:
             raise UnsupportedProgram(_OPEN_SHAPES)
         try:
-            return size_text(size)
-        except NoSize as error:
+            return dynamic_shapes.size_text(size)
+        except dynamic_shapes.NoSize as error:
             raise UnsupportedProgram(_OPEN_SHAPES) from error
 
     def _make_storage(self, place: Place, ty: Any, index: int = 0) -> Storage:
@@ -414,7 +407,7 @@ class _Reader:
                 _match(_sizes_of_type(param.ty), _sizes_of_type(argument.ty), bound)
         before = self._bound
         self._bound = {
-            symbol: ir.replace_variables(size, before) if is_dynamic(size) else size
+            symbol: ir.replace_variables(size, before) if dynamic_shapes.is_dynamic(size) else size
             for symbol, size in bound.items()
         }
         result = self._read_sequence(function.body, steps)

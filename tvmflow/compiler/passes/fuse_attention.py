@@ -13,13 +13,7 @@ from tvmflow.compiler.context import LoweringContext, TargetRewriter
 from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 from tvmflow.compiler.passes.vector_math import exp_of_negative
-from tvmflow.compiler.tir_kernels.attention import (
-    Attention,
-    ScoreStep,
-    Typical,
-    make_cpu_kernel,
-    make_gpu_kernel,
-)
+from tvmflow.compiler.tir_kernels import attention
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices, contiguous
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import (
@@ -93,9 +87,9 @@ class _AttentionFuser(TargetRewriter):
         cpu, function = self._context.cpu, None
         if cpu is not None:
             exponential = exp_of_negative if self._context.has_vector_math() else tirx.exp
-            function = make_cpu_kernel(kernel, cpu, exponential)
+            function = attention.make_cpu_kernel(kernel, cpu, exponential)
         else:
-            function = make_gpu_kernel(kernel, Device.from_target(self._context.target))
+            function = attention.make_gpu_kernel(kernel, Device.from_target(self._context.target))
         if function is None:
             return None
         _log.debug("attention of %s with %d operands", sizes_of(call), len(views))
@@ -104,7 +98,7 @@ class _AttentionFuser(TargetRewriter):
 
     def _describe(
         self, scores: _Scores, replacement: Any, result: Any, order: Sequence[int]
-    ) -> tuple[Attention, list[MatrixView]] | None:
+    ) -> tuple[attention.Attention, list[MatrixView]] | None:
         """Return the computation of a kernel, and views of its operands; None if one has no strided view."""
         product, steps = scores
         *batch, queries, keys = sizes_of(product) or ()
@@ -133,7 +127,7 @@ class _AttentionFuser(TargetRewriter):
                 positions.append(None if operand is None else len(views))
                 if operand is not None:
                     views.append(self._find_mask(operand, step.shape, (queries, keys)))
-            score_steps.append(ScoreStep(_STEPS[step.name], tuple(positions)))
+            score_steps.append(attention.ScoreStep(_STEPS[step.name], tuple(positions)))
         known = [view for view in views if view is not None]
         if len(known) < len(views):
             return None
@@ -142,11 +136,11 @@ class _AttentionFuser(TargetRewriter):
             Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
             for view in known
         )
-        kernel = Attention(
+        kernel = attention.Attention(
             batch=sizes[0],
             queries=queries,
             keys=keys,
-            typical=Typical(*map(self.numbers.size, sizes)),
+            typical=attention.Typical(*map(self.numbers.size, sizes)),
             depth=depth,
             values=shape[-1],
             operands=tuple(operands),

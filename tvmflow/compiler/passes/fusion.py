@@ -19,7 +19,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.contraction import candidates
 from tvmflow.compiler.contraction.candidates import Contraction, multiply_add
 from tvmflow.compiler.contraction.machine import CpuModel
-from tvmflow.graph import ir
+from tvmflow.graph import ir, rewriter
 from tvmflow.graph.dynamic_shapes import (
     IrSize,
     TuningSizes,
@@ -31,13 +31,6 @@ from tvmflow.graph.dynamic_shapes import (
     same_size,
     simplify,
     sizes_of,
-)
-from tvmflow.graph.rewriter import (
-    INJECTIVE,
-    TAKES_EPILOGUE,
-    MainRewriter,
-    rewrite_functions,
-    rewrite_main,
 )
 
 _PATTERN: Final = "op_pattern"
@@ -62,11 +55,11 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
         kernel = mod[call.args[0]]
         pattern = int(kernel.attrs.get(_PATTERN, -1))
         sources = [source for source in ir.list_variables(call.args[1]) if source in products]
-        if pattern == TAKES_EPILOGUE[_PATTERN] or (pattern in _FUSED_PATTERNS and sources):
+        if pattern == rewriter.TAKES_EPILOGUE[_PATTERN] or (pattern in _FUSED_PATTERNS and sources):
             products.add(var)
         sizes = [math.prod(numbers.shape(source) or ()) for source in sources]
         if pattern in _FUSED_PATTERNS and any(size < math.prod(shape) for size in sizes):
-            limited[call.args[0]] = kernel.with_attrs(TAKES_EPILOGUE)
+            limited[call.args[0]] = kernel.with_attrs(rewriter.TAKES_EPILOGUE)
     return limited
 
 
@@ -98,10 +91,10 @@ def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:
     TVM fuses the operators of functions, but not the operators of branches. It would also let one branch use memory
     that only the other one allocates.
     """
-    return rewrite_main(mod, _Outliner) if ir.has_branches(mod) else mod
+    return rewriter.rewrite_main(mod, _Outliner) if ir.has_branches(mod) else mod
 
 
-class _Outliner(MainRewriter):
+class _Outliner(rewriter.MainRewriter):
     def visit_if_(self, op: relax.If) -> Any:
         rewritten = super().visit_if_(op)
         return relax.If(rewritten.cond, *map(self._outline, ir.branches_of(rewritten)))
@@ -150,10 +143,10 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
     # functions of branches call kernels, too
     callers = [var for var, function in others.items() if isinstance(function, relax.Function)]
     callers.sort(key=lambda variable: (variable.name_hint != "main", str(variable.name_hint)))
-    return rewrite_functions(rest, callers, _KernelRewriter, kernels, rewrite)
+    return rewriter.rewrite_functions(rest, callers, _KernelRewriter, kernels, rewrite)
 
 
-class _KernelRewriter(MainRewriter):
+class _KernelRewriter(rewriter.MainRewriter):
     OPERATORS = ("relax.call_tir",)
 
     def __init__(
@@ -246,10 +239,10 @@ _Group = tuple[list[int], list[int]]
 def group_dynamic_reshapes(mod: tvm.IRModule) -> tvm.IRModule:
     """Convert dynamic reshapes whose element counts are equal only because of `multiple_of`."""
     has_multiples = any(entry.multiple_of > 1 for entry in read_dimensions(mod["main"]))
-    return rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
+    return rewriter.rewrite_main(mod, _ReshapeRewriter) if has_multiples else mod
 
 
-class _ReshapeRewriter(MainRewriter):
+class _ReshapeRewriter(rewriter.MainRewriter):
     OPERATORS = ("relax.reshape",)
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
@@ -261,7 +254,7 @@ class _ReshapeRewriter(MainRewriter):
             return None
         # not emitted, because that binds a second variable, at which fusion ends
         operands = rewritten.args[0], list(after), groups
-        options = {"primfunc_name_hint": "reshape", "primfunc_attrs": INJECTIVE}
+        options = {"primfunc_name_hint": "reshape", "primfunc_attrs": rewriter.INJECTIVE}
         return self.builder_.call_te(_reshape, *operands, **options)
 
     def _group_axes(self, before: Sequence[IrSize], after: Sequence[IrSize]) -> list[_Group] | None:

@@ -31,15 +31,7 @@ from tvmflow.compiler.contraction.packed import (
     iterate_vectors,
     pack,
 )
-from tvmflow.compiler.passes.quantization import (
-    WeightSource,
-    find_integer_weights,
-    find_quantized_data,
-    integer_weight_dtype,
-    scale_accumulators,
-    split_zero_point,
-    to_dot_data,
-)
+from tvmflow.compiler.passes import quantization
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.block_quantized import (
@@ -91,23 +83,25 @@ class MatmulPacker(TargetRewriter):
         is_wide = columns >= self._context.lanes and depth % BFLOAT16.terms == 0
         if is_wide and self._context.uses_bfloat16():
             return self._multiply_bfloat16(data, weights)
-        dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
+        dtype = (
+            quantization.integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
+        )
         rows, padded = self._pad_product(call, weights)
         packed = self._pack(weights, padded, dtype)
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: Any) -> Any:
         """Emit the matmul of quantized data and int8 weights, without the weights' scale; None for others."""
-        data = find_quantized_data(self.flow, call.args[0])
-        weights, zeros = split_zero_point(self.flow, call.args[1])
-        source = find_integer_weights(self.flow, weights)
+        data = quantization.find_quantized_data(self.flow, call.args[0])
+        weights, zeros = quantization.split_zero_point(self.flow, call.args[1])
+        source = quantization.find_integer_weights(self.flow, weights)
         depth, columns = ir.known_shape(call.args[1])
         block, products = self._choose_block(columns), self._context.integers
         if data is None or source is None or block is None:
             return None
         rows = self._count_matrix_rows(call.args[0], columns)
         products = MATRIX_ROWS if rows else products
-        data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
+        data = quantization.to_dot_data(self, data.visit(self), self._context.dot_dtype)
         integers = data.integers
         if not rows:
             # padded data do not change results, because the weights beyond the depth are zeros
@@ -129,7 +123,7 @@ class MatmulPacker(TargetRewriter):
             totals = self.emit(relax.op.subtract(totals, offset))
             offset = self.emit(relax.op.multiply(totals, relax.const(zeros)))
             sums = self.emit(relax.op.subtract(sums, offset))
-        return scale_accumulators(self, sums, weights, [-1], data)
+        return quantization.scale_accumulators(self, sums, weights, [-1], data)
 
     def _count_matrix_rows(self, data: Any, columns: int) -> int:
         """Return the padded number of rows for matrix instructions; 0 if dot products compute each row.
@@ -241,14 +235,14 @@ class BlockQuantizedRewriter(TargetRewriter):
         """Return whether a kernel can read a group of weights as whole 32-bit words."""
         return self._context.packs_matmuls() and operator.group % (WORD_BITS // operator.bits) == 0
 
-    def _find_source(self, expr: Any) -> WeightSource | None:
+    def _find_source(self, expr: Any) -> quantization.WeightSource | None:
         """Return the block-quantized weights that an expression reshapes or transposes, or None."""
         is_transposed = False
         while True:
             value: Any = self.flow.values.get(self.flow.resolve(expr))
             name = ir.operator_name(value)
             if name == BlockQuantizedWeights.NAME:
-                return WeightSource(value, is_transposed)
+                return quantization.WeightSource(value, is_transposed)
             if name == "relax.permute_dims" and len(ir.shape_of(value) or ()) == 2:
                 axes = value.attrs.axes
                 swaps = axes is None or [int(axis) for axis in axes] == [1, 0]

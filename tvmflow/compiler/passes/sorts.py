@@ -11,13 +11,8 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.context import TargetRewriter
+from tvmflow.compiler.contraction import packed
 from tvmflow.compiler.contraction.machine import MIN_LANES
-from tvmflow.compiler.contraction.packed import (
-    allocate_registers,
-    loop_over,
-    positive,
-    reduce_lanes,
-)
 from tvmflow.compiler.passes.reductions import (
     COMPARED_DTYPES,
     ArgReduction,
@@ -198,10 +193,10 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
         is_short and _finds_least(order, sort.length, sort.k)
     )
-    with loop_over(rows, is_parallel) as row:
+    with packed.loop_over(rows, is_parallel) as row:
 
         def offset_of(index: Any, length: int) -> Any:
-            part = positive(inner)
+            part = packed.positive(inner)
             return row // part * (length * inner) + index * inner + row % part
 
         source = _Row(order, lambda index: data[offset_of(index, sort.length)])
@@ -233,7 +228,7 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
     groups = -(-inner // width)
     order = Order(sort.dtype, sort.length, sort.descending)
     is_parallel = cores > 1 and math.prod(sort.typical) >= _MIN_PARALLEL_ELEMENTS
-    with loop_over(outer * groups, is_parallel) as part:
+    with packed.loop_over(outer * groups, is_parallel) as part:
         row = part // groups
         # the last columns overlap those before them
         column = tirx.min(part % groups * width, inner - width)
@@ -242,9 +237,9 @@ def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: 
             return data[(row * sort.length + index) * inner + column + lane]
 
         # the keys and indices of the first elements of each column, in order
-        new_key = allocate_registers(width, dtype="uint32")
-        keys = [allocate_registers(width, dtype="uint32") for _ in range(sort.k)]
-        first = [allocate_registers(width, dtype="int32") for _ in range(sort.k)]
+        new_key = packed.allocate_registers(width, dtype="uint32")
+        keys = [packed.allocate_registers(width, dtype="uint32") for _ in range(sort.k)]
+        first = [packed.allocate_registers(width, dtype="int32") for _ in range(sort.k)]
 
         def insert(index: Any, *, filled: int) -> None:
             """Emit the insertion of each column's element at `index` into its `filled` first elements."""
@@ -538,13 +533,13 @@ def _search(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
             word = T.Bind(words[position][0])
             variable.set(tirx.min(variable.get(), tirx.Select(word < begin, last, word)))
         return variable.get()
-    least = allocate_registers(width, dtype=str(last.ty.dtype))
+    least = packed.allocate_registers(width, dtype=str(last.ty.dtype))
     with T.vectorized(width) as lane:
         least[lane] = last
     with T.serial(-(-size // width)) as part, T.vectorized(width) as lane:
         (word,) = words[part * width + lane]
         least[lane] = tirx.min(least[lane], tirx.Select(word < begin, last, word))
-    reduce_lanes(least, tirx.min, width)
+    packed.reduce_lanes(least, tirx.min, width)
     return least[0]
 
 

@@ -21,14 +21,8 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.contraction import gpu_tiles
 from tvmflow.compiler.contraction.candidates import choose_row_block, most_tile_rows
-from tvmflow.compiler.contraction.gpu_tiles import (
-    VECTOR,
-    AttentionSizes,
-    AttentionTile,
-    Device,
-    choose_attention_tile,
-)
 from tvmflow.compiler.contraction.machine import (
     FUNCTION_VECTORS,
     LINE_FLOATS,
@@ -566,13 +560,13 @@ class _Rows(NamedTuple):
 # ---------------------------------------------------------------- GPUs
 
 
-def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
+def make_gpu_kernel(attention: Attention, device: gpu_tiles.Device) -> tvm.tirx.PrimFunc | None:
     """Return the kernel for a GPU; None with dynamic shapes or few queries, or if no tile fits."""
     sizes = (attention.batch, attention.queries, attention.keys)
     if any(map(is_dynamic, sizes)) or attention.queries < _MIN_QUERIES:
         return None
-    own = AttentionSizes(*attention.typical, attention.depth, attention.values)
-    tile = choose_attention_tile(own, device)
+    own = gpu_tiles.AttentionSizes(*attention.typical, attention.depth, attention.values)
+    tile = gpu_tiles.choose_attention_tile(own, device)
     return None if tile is None else _GpuEmitter(attention, tile).emit()
 
 
@@ -582,7 +576,7 @@ _UNROLLED: Final = 4
 
 
 class _GpuEmitter(_Emitter):
-    def __init__(self, attention: Attention, tile: AttentionTile) -> None:
+    def __init__(self, attention: Attention, tile: gpu_tiles.AttentionTile) -> None:
         super().__init__(attention)
         self._tile = tile
 
@@ -796,7 +790,7 @@ class _GpuEmitter(_Emitter):
 
 def _read(target: Any, source: Any, first: Any, count: int) -> None:
     """Emit vector loads of `count` adjacent elements."""
-    lanes = min(count, VECTOR)
+    lanes = min(count, gpu_tiles.VECTOR)
     for start in range(0, count, lanes):
         with T.vectorized(lanes) as lane:
             target[start + lane] = source[first + start + lane]

@@ -19,16 +19,9 @@ from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec, shape_text
+from tvmflow.targets import linking
 from tvmflow.targets.c_runtime import isa_levels, states, weights
 from tvmflow.targets.c_runtime.isa_levels import IsaLevelCode
-from tvmflow.targets.linking import (
-    LINKERS,
-    MICROCONTROLLERS,
-    archive_static,
-    compile_c,
-    link_c_library,
-    wasm,
-)
 from tvmflow.targets.linking.zig import Interface
 from tvmflow.targets.platforms import parse_triple
 
@@ -86,11 +79,11 @@ def _list_optional_sources(has_isa_levels: bool, executor: str) -> list[str]:
 
 # System -> the architectures with C libraries.
 _ARCHS: Final[Mapping[str, Collection[str]]] = {
-    **{system: LINKERS[system].ARCHS for system in ("linux", "macos", "windows")},
+    **{system: linking.LINKERS[system].ARCHS for system in ("linux", "macos", "windows")},
     "android": ("aarch64", "armv7", "x86_64"),
-    "wasi": wasm.ARCHS,
+    "wasi": linking.wasm.ARCHS,
     "ios": ("aarch64",),
-    "none": tuple(MICROCONTROLLERS),
+    "none": tuple(linking.MICROCONTROLLERS),
 }
 # Systems without threads and without memory-mapped files.
 _SERIAL: Final = ("wasi", "none")
@@ -307,13 +300,15 @@ def link(
                 alone.append(_compile_java(model, java, sources))
                 functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
             interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
-            link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
+            linking.link_c_library(
+                [*objects, *alone], shared, model.triple, interface, import_library
+            )
             if not (java or linked.exists()):
                 symlink_or_copy(shared.resolve(), linked)
         elif shared is not None:
-            archive_static(objects, shared, model.triple)
+            linking.archive_static(objects, shared, model.triple)
         if static is not None:
-            archive_static(objects, static, model.triple)
+            linking.archive_static(objects, static, model.triple)
         if header is not None:
             shutil.copyfile(sources / _HEADER, header)
 
@@ -324,7 +319,7 @@ def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: P
     objects = [folder / name for name in names]
     if not all(path.exists() for path in objects):
         write_sources(model, compiled, folder)
-        compile_c(folder, SOURCE, "model.o", model.triple)
+        linking.compile_c(folder, SOURCE, "model.o", model.triple)
         compile_isa_levels(model, folder)
     return objects
 
@@ -335,7 +330,7 @@ def _compile_additions(triple: str, folder: Path) -> list[Path]:
     if source is None:
         return []
     shutil.copyfile(_FOLDER / source, folder / source)
-    compile_c(folder, source, "additions.o", triple)
+    linking.compile_c(folder, source, "additions.o", triple)
     return [folder / "additions.o"]
 
 
@@ -349,7 +344,7 @@ def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
         (_FOLDER / _JAVA).read_text(),
     ]
     (folder / _JAVA).write_text("\n".join(lines), encoding="utf-8")
-    compile_c(folder, _JAVA, "java.o", model.triple)
+    linking.compile_c(folder, _JAVA, "java.o", model.triple)
     return folder / "java.o"
 
 
@@ -376,7 +371,7 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
 def compile_isa_levels(model: DescribedModel, folder: Path) -> list[Path]:
     """Compile each ISA level's C code in the folder of `write_sources`; return the objects."""
     for level in model.levels:
-        compile_c(folder / level.name, SOURCE, level.file("o"), model.triple)
+        linking.compile_c(folder / level.name, SOURCE, level.file("o"), model.triple)
     return [folder / level.name / level.file("o") for level in model.levels]
 
 

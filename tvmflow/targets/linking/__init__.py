@@ -20,14 +20,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
-from tvmflow.targets.linking import elf, macho, pe, wasm
-from tvmflow.targets.linking.zig import (
-    IMPORT_LIBRARY,
-    Interface,
-    call_zig,
-    library_folder,
-    run_zig,
-)
+from tvmflow.targets.linking import elf, macho, pe, wasm, zig
 from tvmflow.targets.platforms import Platform, parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
@@ -50,7 +43,7 @@ class ObjectFormat(Protocol):
         folder: Path,
         names: Sequence[str],
         platform: Platform,
-        interface: Interface | None = None,
+        interface: zig.Interface | None = None,
     ) -> str:
         """Link objects of a folder into a shared library there, and return the library's name.
 
@@ -147,7 +140,7 @@ def link_c_library(
     objects: Sequence[Path],
     output: Path,
     triple: str,
-    interface: Interface,
+    interface: zig.Interface,
     import_library: Path | None = None,
 ) -> None:
     """Link a shared library that exports only the interface's functions."""
@@ -156,20 +149,20 @@ def link_c_library(
         linked = _C_LINKERS[platform.system].link(folder, names, platform, interface)
         shutil.move(folder / linked, output)
         if import_library:
-            shutil.move(folder / IMPORT_LIBRARY, import_library)
+            shutil.move(folder / zig.IMPORT_LIBRARY, import_library)
 
 
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     """Compile a C11 file, which must not cause warnings, to the same object on every machine."""
     command = (*_c_compiler(triple), "-Werror", "-c", source, "-o", output)
-    run_zig(folder, *command, action="compiling C")
+    zig.run_zig(folder, *command, action="compiling C")
 
 
 def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
     """Compile a user's C11 file to LLVM IR as text, without optimization."""
     output = "kernel.ll"
     unoptimized = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes")
-    done = call_zig(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
+    done = zig.call_zig(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
     if done.returncode != 0:
         raise StageError(
             f"the C compiler rejects {source}: {done.stderr.strip() or done.returncode}",
@@ -185,7 +178,7 @@ def _c_compiler(triple: str) -> list[str]:
         flags += [f"-mcpu={MICROCONTROLLERS[platform.arch]}", "-ffreestanding"]
     if platform.system == "ios":
         # All of Apple's systems use the same headers.
-        flags += ["-isystem", str(library_folder() / "libc" / "include" / "any-darwin-any")]
+        flags += ["-isystem", str(zig.library_folder() / "libc" / "include" / "any-darwin-any")]
     return ["cc", "-target", zig_target(triple), *flags]
 
 
@@ -215,7 +208,7 @@ def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
     with _scratch_folder(objects, output.parent) as (folder, names):
         # D: no times and owners; c: no message about a new archive.
         command = ("ar", f"--format={layout}", "Dcr", "archive", *names)
-        run_zig(folder, *command, action="archiving a static library")
+        zig.run_zig(folder, *command, action="archiving a static library")
         shutil.move(folder / "archive", output)
 
 

@@ -11,7 +11,6 @@ import pytest
 import tvm
 from tvm import relax, te
 
-from tvmflow.compiler import c_program
 from tvmflow.compiler.c_program import c_kernels, compile_program
 from tvmflow.compiler.c_program.program import KernelCall, read_program
 from tvmflow.compiler.lowering import ScheduledModel
@@ -76,8 +75,8 @@ def test_groups_of_kernels_are_lowered_beside_the_compilation_of_others(
         observe("compile", tuple(var.name_hint for var in mod.get_global_vars()))
         compile_group(mod, *rest)
 
-    monkeypatch.setattr(c_program, "lower_kernels", lower_group)
-    monkeypatch.setattr(c_program, "compile_kernels", compile_lowered)
+    monkeypatch.setattr(c_kernels, "lower_kernels", lower_group)
+    monkeypatch.setattr(c_kernels, "compile_kernels", compile_lowered)
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
     compile_program(ScheduledModel(make_copies((1, 3, 1), (1, 2, 1)), [], target), "net_", tmp_path)
     lowered = [(names, thread) for name, names, thread in steps if name == "lower"]

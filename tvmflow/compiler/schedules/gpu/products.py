@@ -17,19 +17,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
-from tvmflow.compiler.schedules.gpu.accesses import (
-    bind,
-    element_stride,
-    find_read,
-    fuse_after,
-    fuse_before,
-    fuse_epilogue,
-    is_reduction,
-    length,
-    list_loads,
-    unroll,
-    vectorize,
-)
+from tvmflow.compiler.schedules.gpu import accesses
 from tvmflow.graph.ir import find_nodes, rewrite_nodes
 
 # Matmuls with fewer rows or columns are left to rules without tiles.
@@ -91,12 +79,12 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
 def find_product(schedule: Schedule) -> Product | None:
     """Return the only reduction of a kernel if it is a matmul; None for other kernels."""
     handles = list_all_blocks(schedule)
-    reductions = [handle for handle in handles if is_reduction(schedule, handle)]
+    reductions = [handle for handle in handles if accesses.is_reduction(schedule, handle)]
     if len(reductions) != 1 or not _is_product(schedule.get(reductions[0])):
         return None
     (main,) = reductions
     stmt = schedule.get(main)
-    loads = list_loads(stmt)
+    loads = accesses.list_loads(stmt)
     axes = list(stmt.iter_vars)
     kinds = [_kind_of(axis, stmt.body, loads) for axis in axes]
     if None in kinds or not {"first", "second", "depth"} <= set(kinds):
@@ -104,7 +92,7 @@ def find_product(schedule: Schedule) -> Product | None:
     # columns are the axis along which the result is contiguous
     strides = {
         kind: min(
-            element_stride(stmt.body, axis.var) or 0
+            accesses.element_stride(stmt.body, axis.var) or 0
             for axis, other in zip(axes, kinds, strict=True)
             if other == kind
         )
@@ -126,7 +114,7 @@ def find_product(schedule: Schedule) -> Product | None:
     order = sorted(
         range(len(axes)),
         key=lambda position: (
-            -(element_stride(loads[left], axes[position].var) or 0)
+            -(accesses.element_stride(loads[left], axes[position].var) or 0)
             if named[position] == "depth"
             else 0
         ),
@@ -155,7 +143,7 @@ def _is_product(stmt: Any) -> bool:
     body = stmt.body
     if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
         return False
-    loads = list_loads(stmt)
+    loads = accesses.list_loads(stmt)
     factors = [term for term in (body.value.a, body.value.b) if isinstance(term, tirx.Mul)]
     return len(loads) == 2 and len(factors) == 1 and not loads[0].source.same_as(loads[1].source)
 
@@ -170,7 +158,7 @@ def divide_groups(schedule: Schedule) -> Schedule:
                 for division in find_nodes(schedule.get(main).body, tirx.FloorDiv)
                 if division.a.same_as(axis.var) and isinstance(division.b, tirx.IntImm)
             ]
-            if is_reduction(schedule, main) and axis.iter_type != REDUCTION and divisions:
+            if accesses.is_reduction(schedule, main) and axis.iter_type != REDUCTION and divisions:
                 size = divisions[0].b
                 inputs = [tirx.Var(f"i{i}", _DTYPE_INDEX) for i in range(len(axes))]
                 group, channel = (
@@ -203,7 +191,7 @@ def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
         extent = int(axis.dom.extent)
         if extent == 1 or not depends_on(access, axis.var):
             continue
-        stride = element_stride(access, axis.var)
+        stride = accesses.element_stride(access, axis.var)
         if other == kind and not others and stride == count:
             count *= extent
         elif other == kind or stride is None or stride % VECTOR:
@@ -221,7 +209,7 @@ def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
 def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) -> Schedule:
     main = product.main
     left, right = product.left, 1 - product.left
-    fuse_epilogue(schedule, main)
+    accesses.fuse_epilogue(schedule, main)
     make_matrices(schedule, product)
     schedule.pad_einsum(main, [1, tile.rows, tile.columns, tile.groups * depth])
     total = None
@@ -243,10 +231,10 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         *(batch, block_y, block_x, *group, thread_y, thread_x),
         *(outer, middle, inner, row_in, vector, lane),
     )
-    bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
-    bind(schedule, "threadIdx", "yx", thread_y, thread_x)
+    accesses.bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
+    accesses.bind(schedule, "threadIdx", "yx", thread_y, thread_x)
     # unroll the loads of a step of the depth, too: registers cannot be indexed by a loop variable
-    unroll(schedule, thread_x, max(64, 2 * tile.results * VECTOR))
+    accesses.unroll(schedule, thread_x, max(64, 2 * tile.results * VECTOR))
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
 
@@ -259,23 +247,23 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
             schedule.storage_align(shared, 0, axis=1, factor=4 * VECTOR, offset=VECTOR)
         divide_copy(schedule, shared, tile, lanes)
-        fuse_before(schedule, shared)
+        accesses.fuse_before(schedule, shared)
         copies.append(shared)
     load_ahead(schedule, outer, copies)
     local = schedule.cache_read(main, find_position(schedule, main, right), "local")
     schedule.compute_at(local, inner, preserve_unit_loops=True)
-    vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
+    accesses.vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
     local = schedule.cache_read(main, find_position(schedule, main, left), "local")
     anchor = middle if product.left_by_depth else inner
     schedule.compute_at(local, anchor, preserve_unit_loops=True)
-    vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
+    accesses.vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
 
     if total is not None:
         _add_groups(schedule, total, tile, block_x)
     else:
-        fuse_after(schedule, result)
+        accesses.fuse_after(schedule, result)
     if product.stores_columns:
-        vectorize(schedule, schedule.get_loops(result)[-1], VECTOR)
+        accesses.vectorize(schedule, schedule.get_loops(result)[-1], VECTOR)
     schedule.decompose_reduction(main, outer)
     return schedule
 
@@ -287,25 +275,25 @@ def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
     schedule.reorder(batch, row, column, group)
     threads = [tile.groups, tile.down, tile.across]
     split = schedule.split(schedule.fuse(row, column), [None, *threads])
-    bind(schedule, "threadIdx", "zyx", *split[1:])
+    accesses.bind(schedule, "threadIdx", "zyx", *split[1:])
     result = schedule.cache_write(total, 0, "local")
     schedule.reverse_compute_at(result, split[-1], preserve_unit_loops=True)
-    fuse_after(schedule, result)
+    accesses.fuse_after(schedule, result)
     schedule.decompose_reduction(total, group)
 
 
 def make_matrices(schedule: Schedule, product: Product) -> None:
     """Transform a block and its buffers to the axes of a matrix multiplication."""
     main = product.main
-    loads = list_loads(schedule.get(main))
-    reads = [find_read(schedule.get(main), load) for load in loads]
+    loads = accesses.list_loads(schedule.get(main))
+    reads = [accesses.find_read(schedule.get(main), load) for load in loads]
     indices = schedule.get(main).body.indices
     has_groups = any(len(find_nodes(index, tvm.ir.Var)) > 1 for index in indices)
     gathered = [schedule.reindex(main, ("read", read)) for read in reads]
     scattered = schedule.reindex(main, ("write", 0))
     if has_groups:
         # before rows are padded: TVM would forget that a group has no rows beyond its own
-        fuse_after(schedule, scattered)
+        accesses.fuse_after(schedule, scattered)
     # from here on, indices are axes of the block
     stmt = schedule.get(main)
     axes = list(zip(product.kinds, (int(axis.dom.extent) for axis in stmt.iter_vars), strict=True))
@@ -324,7 +312,7 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
         return tirx.IndexMap(inputs, [fused.get(kind, zero) for kind in kinds], None)
 
     left_kinds = ("batch", "row", "depth") if product.left_by_depth else ("batch", "depth", "row")
-    for position, load in enumerate(list_loads(stmt)):
+    for position, load in enumerate(accesses.list_loads(stmt)):
         kinds = left_kinds if position == product.left else ("batch", "depth", "column")
         schedule.transform_layout(gathered[position], ("write", 0), fuse(load.indices, kinds))
     result = fuse(stmt.body.indices, ("batch", "row", "column"))
@@ -336,24 +324,24 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
 def find_position(schedule: Schedule, main: Any, operand: int) -> int:
     """Return the index, among the regions that a block reads, of its first or second operand."""
     stmt = schedule.get(main)
-    return find_read(stmt, list_loads(stmt)[operand])
+    return accesses.find_read(stmt, accesses.list_loads(stmt)[operand])
 
 
 def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
     """Divide a copy to shared memory between all threads; neighbors copy adjacent values."""
     loops = schedule.get_loops(copy)[-3:]
-    count = math.prod(length(schedule, loop) for loop in loops)
+    count = math.prod(accesses.length(schedule, loop) for loop in loops)
     threads = tile.groups * tile.threads
     lanes = lanes if count % (threads * lanes) == 0 else 1
     divisions = [None, tile.groups, tile.down, tile.across, lanes]
     part, thread_z, thread_y, thread_x, vector = schedule.split(schedule.fuse(*loops), divisions)
     # prefetched operands are in registers
-    unroll(schedule, part, 32)
+    accesses.unroll(schedule, part, 32)
     if lanes > 1:
         schedule.vectorize(vector)
     if tile.groups > 1:
         schedule.bind(thread_z, "threadIdx.z")
-    bind(schedule, "threadIdx", "yx", thread_y, thread_x)
+    accesses.bind(schedule, "threadIdx", "yx", thread_y, thread_x)
 
 
 def load_ahead(schedule: Schedule, steps: Any, copies: Sequence[Any]) -> None:

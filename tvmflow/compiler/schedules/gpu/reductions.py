@@ -15,16 +15,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import Device
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, uses
-from tvmflow.compiler.schedules.gpu.accesses import (
-    element_stride,
-    find_read,
-    fuse_after,
-    fuse_before,
-    fuse_epilogue,
-    is_reduction,
-    list_loads,
-    unroll,
-)
+from tvmflow.compiler.schedules.gpu import accesses
 
 _THREADS: Final = 128
 # A thread adds up at least this many values by itself.
@@ -53,15 +44,15 @@ class _Threads(NamedTuple):
 def apply(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule reductions over the same axes, and the blocks around them, or return None."""
     handles = list_all_blocks(schedule)
-    reductions = [handle for handle in handles if is_reduction(schedule, handle)]
+    reductions = [handle for handle in handles if accesses.is_reduction(schedule, handle)]
     stmts = [schedule.get(handle) for handle in handles]
     if not reductions or not all(isinstance(stmt.body, tirx.BufferStore) for stmt in stmts):
         return None
     last = handles[-1]
     for handle in handles[:-1]:
-        if not is_reduction(schedule, handle):
+        if not accesses.is_reduction(schedule, handle):
             schedule.compute_inline(handle)
-    if is_reduction(schedule, last):
+    if accesses.is_reduction(schedule, last):
         if not schedule.get_loops(last):
             return None
         schedule.cache_write(last, 0, "local")
@@ -85,12 +76,15 @@ def _apply_blocks(
         return None
     row_count, depth = map(math.prod, shapes[0])
     # neighboring results may read adjacent values
-    load = max(list_loads(first), key=lambda one: math.prod(int(size) for size in one.source.shape))
+    load = max(
+        accesses.list_loads(first),
+        key=lambda one: math.prod(int(size) for size in one.source.shape),
+    )
     nearest = [
         axis
         for axis in first.iter_vars
         if int(axis.dom.extent) > 1 and depends_on(load, axis.var)
-        if element_stride(load, axis.var) == 1
+        if accesses.element_stride(load, axis.var) == 1
     ]
     is_along_rows = bool(nearest) and nearest[0].iter_type != REDUCTION
     threads = _choose_threads(row_count, depth, is_along_rows, device)
@@ -102,7 +96,7 @@ def _apply_blocks(
     inner = schedule.fuse(*columns) if columns else schedule.add_unit_loop(last)
     serial, part = schedule.split(inner, [None, threads.parts])
     schedule.bind(part, threads.part_name)
-    unroll(schedule, serial, _UNROLLED)
+    accesses.unroll(schedule, serial, _UNROLLED)
     steps = [*reductions, last]
     reads = [[read.source for read in schedule.get(handle).reads] for handle in steps]
     # the tensors that every step reads as a whole
@@ -118,7 +112,7 @@ def _apply_blocks(
         serial, part = schedule.split(reduced, [None, threads.parts])
         schedule.reorder(part, serial)
         schedule.bind(part, threads.part_name)
-        unroll(schedule, serial, _UNROLLED)
+        accesses.unroll(schedule, serial, _UNROLLED)
     bytes_row = 4 * depth * threads.rows
     if len(repeated) == 1 and _SHARED_PART * bytes_row <= device.shared_bytes * 2:
         _load_once(schedule, repeated[0], steps, block, threads)
@@ -157,7 +151,7 @@ def _divide_last(
     """Return the last block's loops over reductions' results, and its other loops, moved inside."""
     stmt = schedule.get(last)
     results = [schedule.get(handle).body.buffer for handle in reductions]
-    loads = [load for load in list_loads(stmt) if load.source in results]
+    loads = [load for load in accesses.list_loads(stmt) if load.source in results]
     rows: list[Any] = []
     columns: list[Any] = []
     for loop, axis in zip(schedule.get_loops(last), stmt.iter_vars, strict=True):
@@ -172,15 +166,15 @@ def _load_once(
 ) -> None:
     """Let all threads copy the rows of a tensor to shared memory before the first step."""
     first = schedule.get(steps[0])
-    load = next(load for load in list_loads(first) if load.source.same_as(buffer))
-    copy = schedule.cache_read(steps[0], find_read(first, load), "shared", list(steps))
+    load = next(load for load in accesses.list_loads(first) if load.source.same_as(buffer))
+    copy = schedule.cache_read(steps[0], accesses.find_read(first, load), "shared", list(steps))
     schedule.compute_at(copy, block, preserve_unit_loops=True)
-    fuse_before(schedule, copy)
+    accesses.fuse_before(schedule, copy)
     fused = schedule.fuse(*schedule.get_loops(copy)[1:])
     serial, row, part = schedule.split(fused, [None, threads.rows, threads.parts])
     schedule.bind(row, threads.row_name)
     schedule.bind(part, threads.part_name)
-    unroll(schedule, serial, _UNROLLED)
+    accesses.unroll(schedule, serial, _UNROLLED)
 
 
 # ---------------------------------------------------------------- windows
@@ -221,7 +215,7 @@ def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
     if window is None:
         return None
     main = window.main
-    fuse_epilogue(schedule, main)
+    accesses.fuse_epilogue(schedule, main)
     loops = list(schedule.get_loops(main))
     count = len(loops) - len(window.window_shape)
     spatial, reduced = loops[:count], loops[count:]
@@ -231,21 +225,21 @@ def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
     block, thread = schedule.split(schedule.fuse(*spatial), [None, _THREADS])
     schedule.bind(block, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
-    unroll(schedule, thread, 1024)
-    load = list_loads(schedule.get(main))[window.data]
-    values = schedule.cache_read(main, find_read(schedule.get(main), load), "local")
+    accesses.unroll(schedule, thread, 1024)
+    load = accesses.list_loads(schedule.get(main))[window.data]
+    values = schedule.cache_read(main, accesses.find_read(schedule.get(main), load), "local")
     schedule.compute_at(values, thread, preserve_unit_loops=True)
-    fuse_before(schedule, values)
+    accesses.fuse_before(schedule, values)
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread, preserve_unit_loops=True)
-    fuse_after(schedule, result)
+    accesses.fuse_after(schedule, result)
     schedule.decompose_reduction(main, row)
     return schedule
 
 
 def _find_window(schedule: Schedule) -> _Window | None:
     handles = list_all_blocks(schedule)
-    reductions = [handle for handle in handles if is_reduction(schedule, handle)]
+    reductions = [handle for handle in handles if accesses.is_reduction(schedule, handle)]
     if len(reductions) != 1:
         return None
     stmt = schedule.get(reductions[0])
@@ -257,9 +251,9 @@ def _find_window(schedule: Schedule) -> _Window | None:
     window_shape = tuple(int(axis.dom.extent) for axis in reduced)
     if axes != spatial + reduced or not 1 < math.prod(window_shape) <= _MAX_WINDOW:
         return None
-    loads = list_loads(stmt)
+    loads = accesses.list_loads(stmt)
     columns = [axis for axis in spatial if int(axis.dom.extent) > 1]
-    if not columns or element_stride(stmt.body, columns[-1].var) != 1:
+    if not columns or accesses.element_stride(stmt.body, columns[-1].var) != 1:
         return None
     data = [i for i, load in enumerate(loads) if depends_on(load, columns[-1].var)]
     if len(data) != 1 or len(loads) > 2:
@@ -288,7 +282,9 @@ def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, i
         for index in load.indices:
             window_shape = [other for other in reduced if uses(index, other.var)]
             if uses(index, axis.var) and window_shape:
-                step, gap = (element_stride(load, one.var) or 1 for one in (axis, window_shape[0]))
+                step, gap = (
+                    accesses.element_stride(load, one.var) or 1 for one in (axis, window_shape[0])
+                )
                 row = math.gcd(step, gap)
                 reach = (int(window_shape[0].dom.extent) - 1) * (gap // row) + 1
                 return {"axis": position, "step": step // row, "reach": reach}

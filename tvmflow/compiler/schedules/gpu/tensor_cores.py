@@ -22,23 +22,7 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Tile,
     choose_warp_tile,
 )
-from tvmflow.compiler.schedules.gpu.accesses import (
-    bind,
-    fuse_after,
-    fuse_before,
-    fuse_epilogue,
-    length,
-    list_loads,
-)
-from tvmflow.compiler.schedules.gpu.products import (
-    Product,
-    divide_copy,
-    divide_groups,
-    find_position,
-    find_product,
-    load_ahead,
-    make_matrices,
-)
+from tvmflow.compiler.schedules.gpu import accesses, products
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.graph.ir import with_fields
 
@@ -50,17 +34,17 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
     """Schedule a float16 matmul with float32 accumulation; None for another kernel."""
     if not device.has_tensor_cores:
         return None
-    schedule = divide_groups(schedule)
-    product = find_product(schedule)
+    schedule = products.divide_groups(schedule)
+    product = products.find_product(schedule)
     if product is None:
         return None
     stmt = schedule.get(product.main)
-    dtypes = {str(load.source.dtype) for load in list_loads(stmt)}
+    dtypes = {str(load.source.dtype) for load in accesses.list_loads(stmt)}
     if dtypes != {"float16"} or str(stmt.body.buffer.dtype) != "float32":
         return None
     if product.left == 1:
         schedule = _swap_factors(schedule, product.main)
-        product = find_product(schedule)
+        product = products.find_product(schedule)
     if product is None or product.left == 1:
         return None
     choice = choose_warp_tile(product.lengths, device)
@@ -90,11 +74,11 @@ def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
 # ---------------------------------------------------------------- the schedule
 
 
-def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) -> Schedule:
+def _apply_tile(schedule: Schedule, product: products.Product, tile: Tile, depth: int) -> Schedule:
     main = product.main
     warps = tile.threads
-    fuse_epilogue(schedule, main)
-    make_matrices(schedule, product._replace(left_by_depth=True))
+    accesses.fuse_epilogue(schedule, main)
+    products.make_matrices(schedule, product._replace(left_by_depth=True))
     schedule.pad_einsum(main, [1, tile.rows, tile.columns, depth])
     batch, row, column, reduced = schedule.get_loops(main)
     block_y, warp_y, down, row_in = schedule.split(
@@ -108,13 +92,13 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         *(batch, block_y, block_x, warp_y, warp_x),
         *(outer, middle, down, across, row_in, column_in, depth_in),
     )
-    bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
+    accesses.bind(schedule, "blockIdx", "yx", schedule.fuse(batch, block_y), block_x)
     warp = schedule.fuse(warp_y, warp_x)
     schedule.bind(warp, "threadIdx.y")
 
     result = schedule.cache_write(main, 0, "shared")
     stored = schedule.cache_write(main, 0, "wmma.accumulator")
-    _store_result(schedule, stored, result, product, warp, length(schedule, down))
+    _store_result(schedule, stored, result, product, warp, accesses.length(schedule, down))
 
     threads = tile._replace(down=warps, across=WARP)
     copies = []
@@ -122,21 +106,23 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         (1, product.right_by_depth, product.right_lanes),
         (0, not product.left_by_depth, product.left_lanes),
     ):
-        shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
+        shared = schedule.cache_read(
+            main, products.find_position(schedule, main, operand), "shared"
+        )
         schedule.compute_at(shared, outer, preserve_unit_loops=True)
         if by_depth:
             # neighboring threads read along one axis, and write along the other
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
         schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=ROW_OFFSET)
-        divide_copy(schedule, shared, threads, lanes)
-        fuse_before(schedule, shared)
+        products.divide_copy(schedule, shared, threads, lanes)
+        accesses.fuse_before(schedule, shared)
         copies.append(shared)
     if tile.rows > SIDE:
         # with a single row of squares, sm_80 has no registers left for prefetched values
-        load_ahead(schedule, outer, copies)
+        products.load_ahead(schedule, outer, copies)
     for operand, name in ((0, "a"), (1, "b")):
         scope = f"wmma.matrix_{name}"
-        loaded = schedule.cache_read(main, find_position(schedule, main, operand), scope)
+        loaded = schedule.cache_read(main, products.find_position(schedule, main, operand), scope)
         schedule.compute_at(loaded, middle, preserve_unit_loops=True)
         *_, loaded_row, loaded_column = schedule.get_loops(loaded)
         squares = [schedule.split(loop, [None, SIDE]) for loop in (loaded_row, loaded_column)]
@@ -156,7 +142,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
 
 
 def _store_result(
-    schedule: Schedule, stored: Any, result: Any, product: Product, warp: Any, count: int
+    schedule: Schedule, stored: Any, result: Any, product: products.Product, warp: Any, count: int
 ) -> None:
     """Store a warp's `count` rows of squares one row at a time, and compute the epilogue on them."""
 
@@ -178,7 +164,7 @@ def _store_result(
     fused = schedule.fuse(row, squares, column)
     _, thread, vector = schedule.split(fused, [None, WARP, lanes])
     schedule.bind(thread, "threadIdx.x")
-    fuse_after(schedule, result)
+    accesses.fuse_after(schedule, result)
     if lanes > 1:
         schedule.vectorize(vector)
     # NVRTC unrolls this loop: TVM would allocate shared memory for each row
