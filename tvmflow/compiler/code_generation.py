@@ -7,7 +7,6 @@ Here small buffers stay on the stack, and LLVM promotes them to registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -152,12 +151,6 @@ def expand_float16_conversions(cast: tirx.Cast) -> Any:
     return cast
 
 
-def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
-    """Bind a value to a variable for `body`, which uses it more than once."""
-    var = tirx.Var("h", dtype)
-    return tirx.Let(var, value, body(var))
-
-
 def to_float32(value: Any) -> Any:
     """Return the float32 value that equals a float16 value."""
 
@@ -169,10 +162,10 @@ def to_float32(value: Any) -> Any:
         return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
 
     def signed(bits: Any) -> Any:
-        absolute = _let(_BITS, bits & _MAGNITUDE, magnitude)
+        absolute = ir.let(bits & _MAGNITUDE, magnitude)
         return tirx.reinterpret(_FLOAT32, tirx.reinterpret(_BITS, absolute) | (bits & _SIGN) << 16)
 
-    return _let(_BITS, tirx.Cast(_BITS, tirx.reinterpret("uint16", value)), signed)
+    return ir.let(tirx.Cast(_BITS, tirx.reinterpret("uint16", value)), signed)
 
 
 def to_float16(value: Any) -> Any:
@@ -190,10 +183,10 @@ def to_float16(value: Any) -> Any:
         return tirx.Select(bits > _FLOAT32_INFINITY, tirx.const(_NAN, _BITS), finite)
 
     def signed(bits: Any) -> Any:
-        absolute = _let(_BITS, bits & _FLOAT32_MAGNITUDE, magnitude)
+        absolute = ir.let(bits & _FLOAT32_MAGNITUDE, magnitude)
         return tirx.reinterpret(_FLOAT16, tirx.Cast("uint16", bits >> 16 & _SIGN | absolute))
 
-    return _let(_BITS, tirx.reinterpret(_BITS, value), signed)
+    return ir.let(tirx.reinterpret(_BITS, value), signed)
 
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"

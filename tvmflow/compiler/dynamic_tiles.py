@@ -204,7 +204,7 @@ def name_dynamic_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
     for buffer in buffers:
         shape = list(map(bind, buffer.shape))
         if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
-            own[buffer] = _declare_like(buffer, shape)
+            own[buffer] = ir.with_shape(buffer, shape)
 
     def hide(loop: tirx.For) -> tirx.For:
         return _hide_divisions(loop, loop_vars)
@@ -223,7 +223,7 @@ def _with_local_lengths(body: Any) -> Any:
     for buffer in _list_buffers(body):
         known = [size if isinstance(size, tirx.IntImm) else _LOCAL_LENGTH for size in buffer.shape]
         if str(buffer.scope()) == "local" and any(isinstance(size, int) for size in known):
-            own[buffer] = _declare_like(buffer, known)
+            own[buffer] = ir.with_shape(buffer, known)
     return _with_buffers(body, own)
 
 
@@ -310,7 +310,6 @@ def _choose_plain(size: Any, moving: set[Any]) -> Any:
 
 
 def _simplify_indices(body: Any, buffers: set[Any]) -> Any:
-    """Return a statement in which the indices of some buffers are simplified."""
     analyzer = tvm.sym.Analyzer()
     loops, binds = ir.find_nodes(body, tirx.For), ir.find_nodes(body, tirx.Bind)
     variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
@@ -491,7 +490,6 @@ class _Splitter:
         return found
 
     def _cut(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
-        """Return the body of a loop for the tail tile."""
         inner = {other.loop_var: other for other in ir.find_nodes(loop.body, tirx.For)}
         tile_loops = [inner[var] for condition in found for var in condition.variables]
         if any(len(condition.variables) != 1 for condition in found):
@@ -729,7 +727,6 @@ def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
 
 
 def _without(body: Any, terms: Sequence[Any]) -> Any:
-    """Return a statement without some conditions of its blocks."""
 
     def rewrite(realize: SBlockRealize) -> SBlockRealize:
         kept = [
@@ -747,18 +744,12 @@ def _all(terms: Sequence[Any]) -> Any:
 
 
 def _copy(body: Any) -> Any:
-    own = {buffer: _declare_like(buffer, buffer.shape) for buffer in _list_buffers(body)}
+    own = {buffer: ir.with_shape(buffer, buffer.shape) for buffer in _list_buffers(body)}
     return _with_buffers(body, own)
 
 
 def _list_buffers(body: Any) -> list[Any]:
-    """Return the buffers that the blocks of a statement allocate."""
     return [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
-
-
-def _declare_like(buffer: Any, shape: Any) -> Any:
-    """Return a new buffer like another one, with another shape."""
-    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:

@@ -98,10 +98,6 @@ def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
     return vectorize_math(mod, has_few_units=has_few_units, divides_slowly=cpu.divides_slowly)
 
 
-def _promote_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    return promote_float16(mod, adds_products=context.computes_float16())
-
-
 _FOR_CPUS: Final = LoweringContext.has_cpu_model
 _WITH_BLOCKS: Final = LoweringContext.has_blocked_layout
 _WITH_DOTS: Final = LoweringContext.has_dot_products
@@ -212,7 +208,11 @@ KERNEL_PHASES: Final[Phases] = {
     ),
     "kernels": (
         LoweringPass("safe_divisions", keep_divisions_from_trapping),
-        LoweringPass("promote_float16", _promote_float16, LoweringContext.is_cpu),
+        LoweringPass(
+            "promote_float16",
+            lambda mod, own: promote_float16(mod, adds_products=own.computes_float16()),
+            LoweringContext.is_cpu,
+        ),
         LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),
 }

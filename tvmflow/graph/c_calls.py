@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.graph.ir import find_nodes
+from tvmflow.graph import ir
 
 SOURCE: Final = "tvmflow_c_source"
 """The annotation of a kernel with the source of its functions."""
@@ -32,18 +32,14 @@ def mark_c_source(body: Any, source: KernelSource) -> Any:
 
 def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
     """Return the C source in a kernel's annotation; None if it has none."""
-    statements = find_nodes(function.body, tirx.AttrStmt)
+    statements = ir.find_nodes(function.body, tirx.AttrStmt)
     notes = [statement.value.value for statement in statements if statement.attr_key == SOURCE]
     return KernelSource(*json.loads(notes[0])) if notes else None
 
 
 def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSource]]:
     """Return the kernels of a module that have C sources, with the sources."""
-    sources = (
-        (var, find_c_source(function))
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-    )
+    sources = ((var, find_c_source(kernel)) for var, kernel in ir.kernels_of(mod).items())
     return [(var, source) for var, source in sources if source is not None]
 
 

@@ -258,13 +258,15 @@ def copy_module(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(dict(mod.functions_items()), mod.attrs, mod.global_infos)
 
 
+def kernels_of(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    """Return the kernels of a lowered module by variable."""
+    functions = mod.functions_items()
+    return {var: kernel for var, kernel in functions if isinstance(kernel, tirx.PrimFunc)}
+
+
 def list_kernels(mod: tvm.IRModule) -> list[str]:
     """Return the names of the kernels in a lowered module, sorted."""
-    return sorted(
-        str(var.name_hint)
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-    )
+    return sorted(str(var.name_hint) for var in kernels_of(mod))
 
 
 def is_scheduled(kernel: tirx.PrimFunc) -> bool:
@@ -289,9 +291,8 @@ def rewrite_kernels(
     """Return a module with rewritten kernels; the same module if no kernel's body changed."""
     changed = {
         var: kernel
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-        and not (kernel := rewrite(function)).body.same_as(function.body)
+        for var, original in kernels_of(mod).items()
+        if not (kernel := rewrite(original)).body.same_as(original.body)
     }
     rewritten = copy_module(mod) if changed else mod
     for var, kernel in changed.items():
@@ -457,6 +458,17 @@ def with_fields(node: Any, **fields: Any) -> Any:
     """Return a statement of TIR with some of its fields replaced."""
     kind = type(node)
     return kind(**{name: fields.get(name, getattr(node, name)) for name in _FIELDS[kind]})
+
+
+def with_shape(buffer: Any, shape: Any) -> Any:
+    """Return the declaration of a buffer in another shape."""
+    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
+
+
+def let(value: Any, body: Callable[[Any], Any]) -> Any:
+    """Return `body(value)`, with the value bound to a name because `body` uses it more than once."""
+    var = tirx.Var("m", value.ty.dtype)
+    return tirx.Let(var, value, body(var))
 
 
 def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:

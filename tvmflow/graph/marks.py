@@ -267,7 +267,6 @@ class _Numbering:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number(self, expr: Any) -> int:
-        """Return the value number of an expression."""
         if isinstance(expr, relax.Var):
             return self.variables.get(expr, -1)
         if isinstance(expr, relax.Tuple):

@@ -441,11 +441,8 @@ def list_kernel_calls(steps: Sequence[Step]) -> list[str]:
 def list_called_kernels(mod: tvm.IRModule, program: Program) -> dict[str, tirx.PrimFunc]:
     """Return the kernels of a module that a program calls, by name."""
     names = set(list_kernel_calls(program.steps))
-    return {
-        var.name_hint: function
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-    }
+    kernels = ir.kernels_of(mod).items()
+    return {var.name_hint: kernel for var, kernel in kernels if var.name_hint in names}
 
 
 def _flatten(value: Value) -> Iterator[Storage]:

@@ -220,7 +220,7 @@ def _estimate_whole_tile(problem: Contraction, tile: RegisterTile, cpu: CpuModel
         return _estimate_byte_matrices(tile, cpu)
     if problem.arithmetic is Arithmetic.DOT_BY_ELEMENT:
         return _estimate_dot_by_element(tile, cpu)
-    if _broadcasts(problem.arithmetic, cpu):
+    if cpu.broadcasts_first and problem.arithmetic in (Arithmetic.SCALAR, Arithmetic.DOT):
         return _estimate_broadcast(problem, tile, cpu)
     if problem.arithmetic is Arithmetic.BY_ELEMENT:
         speed = 1 / _estimate_time_by_element(tile, cpu)
@@ -277,11 +277,6 @@ def _estimate_loop(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
     if vectors > rows:
         time /= costs.more_vectors_than_rows
     return min(1.0, tile.accumulators / MIN_ACCUMULATORS) / time
-
-
-def _broadcasts(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
-    """Return whether values of the data are broadcast to registers before they are multiplied."""
-    return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.DOT)
 
 
 def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:

@@ -30,12 +30,12 @@ def positive(size: IrSize) -> IrSize:
     return tirx.max(size, 1) if is_dynamic(size) else size
 
 
-def allocate(size: IrSize, dtype: str = FLOAT) -> Any:
-    """Emit the allocation of a one-dimensional buffer."""
-    buffer = T.alloc_buffer((size,), dtype)
-    if is_dynamic(size):
+def allocate(*shape: IrSize, dtype: str = FLOAT) -> Any:
+    """Emit the allocation of a buffer."""
+    buffer = T.alloc_buffer(shape, dtype)
+    if any(map(is_dynamic, shape)):
         # declared again: TVM replaces the size of an allocated buffer by a formula of all accesses (apache-tvm 0.27)
-        buffer = T.decl_buffer((size,), dtype, data=buffer.data)
+        buffer = T.decl_buffer(shape, dtype, data=buffer.data)
     return T.buffer_proxy(buffer)
 
 
@@ -114,6 +114,17 @@ def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
     for start, count in iterate_pieces(length, lanes):
         with iterate_last(count, lanes) if is_dynamic(count) else T.vectorized(count) as lane:
             yield start + lane
+
+
+@contextlib.contextmanager
+def iterate_row(count: int, lanes: int) -> Iterator[Any]:
+    """Emit a loop over a row, in vectors if they divide it, else over its elements; yield the index."""
+    if count % lanes:
+        with T.serial(count) as index:
+            yield index
+    else:
+        with T.serial(count // lanes) as vector, T.vectorized(lanes) as lane:
+            yield vector * lanes + lane
 
 
 def iterate_last(count: IrSize, lanes: int) -> AbstractContextManager[Any]:

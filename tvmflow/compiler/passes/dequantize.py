@@ -271,7 +271,6 @@ class LookupTableRewriter(MainRewriter):
         return shape is not None and {*shape} <= {1} and self.flow.is_weight(argument)
 
     def _look_up(self, call: Any, source: Any, calls: Sequence[Any]) -> Any:
-        """Emit the lookup table of a function, and the lookup."""
         rank, dtype = len(sizes_of(source) or ()), np.dtype(ir.dtype_of(source))
         limits = np.iinfo(dtype)
         every = np.arange(limits.min, limits.max + 1).astype(dtype)

@@ -73,16 +73,11 @@ def give_empty_buffers_room(mod: tvm.IRModule) -> tvm.IRModule:
                 sizes = list(map(plain, buffer.shape))
                 if 0 in (size for size in sizes if isinstance(size, int)):
                     shape = [max(size, 1) if isinstance(size, int) else size for size in sizes]
-                    larger[buffer] = _with_shape(buffer, shape)
+                    larger[buffer] = ir.with_shape(buffer, shape)
         body = function.body
         return function.with_body(ir.replace_variables(body, larger)) if larger else function
 
     return ir.rewrite_kernels(mod, rewrite)
-
-
-def _with_shape(buffer: Any, shape: Sequence[IrSize]) -> Any:
-    """Return the declaration of a buffer in another shape."""
-    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:
@@ -133,9 +128,9 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
     if not read_dimensions(mod["main"]):
         return mod
     kernels = {
-        variable: function
-        for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and any(map(is_dynamic, _list_sizes(function)))
+        var: kernel
+        for var, kernel in ir.kernels_of(mod).items()
+        if any(map(is_dynamic, _list_sizes(kernel)))
     }
     # the kernels are left out, so that their new names do not depend on the number of TVM's kernels
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
@@ -439,7 +434,7 @@ def _with_lengths(
         for buffer in block.alloc_buffers:
             if _are_same(buffer.shape[-3:-1], image):
                 row = [tirx.IntImm("int64", 1), image[0] * image[1]]
-                own[buffer] = _with_shape(buffer, [*buffer.shape[:-3], *row, buffer.shape[-1]])
+                own[buffer] = ir.with_shape(buffer, [*buffer.shape[:-3], *row, buffer.shape[-1]])
 
     def change_loop(loop: tirx.For) -> tirx.For:
         if loop.loop_var not in loops:

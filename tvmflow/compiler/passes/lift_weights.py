@@ -67,13 +67,8 @@ def _has_weight_function(mod: tvm.IRModule) -> bool:
 
 def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:
     """Return a module whose `main` is the function `name`, with the kernels that it calls and no others."""
-    functions = dict(mod.functions_items())
-    function = next(value for var, value in functions.items() if var.name_hint == name)
-    kernels = {
-        var: value for var, value in functions.items() if isinstance(value, tvm.tirx.PrimFunc)
-    }
-    main = tvm.ir.GlobalVar("main")
-    extracted = tvm.IRModule({**kernels, main: function.with_attr("global_symbol", "main")})
+    main, function = tvm.ir.GlobalVar("main"), mod[name].with_attr("global_symbol", "main")
+    extracted = tvm.IRModule({**ir.kernels_of(mod), main: function})
     return relax.transform.DeadCodeElimination(["main"])(extracted)
 
 

@@ -35,8 +35,6 @@ from tvmflow.graph.ir_operators import (
     NonMaxSuppression,
 )
 
-# Four sides of a box, and its area.
-_CORNERS: Final = 5
 # With fewer scores, a second core saves no time.
 _MIN_PARALLEL_SCORES: Final = 1 << 12
 
@@ -225,19 +223,16 @@ class _Heap:
         self._position = Variable.allocate(tirx.const(0, "int32"))
 
     def append(self, score: Any, box: Any, condition: Any) -> None:
-        """Emit the append of a box if the condition is true."""
         self._words[self.size.get()] = self._order.word(score, box)
         self.size.add(condition)
 
     def order(self) -> None:
-        """Emit the reordering of the words as a heap."""
         half = B.Bind(self.size.get() // 2)
         with B.serial(half) as step:
             start = B.Bind(half - 1 - step)
             self._sink(bind(self._words[start]), start)
 
     def pop(self) -> Any:
-        """Emit the removal of the first word, and return its box."""
         first = bind(self._words[0])
         self.size.set(self.size.get() - 1)
         self._sink(bind(self._words[self.size.get()]), tirx.const(0, "int32"))

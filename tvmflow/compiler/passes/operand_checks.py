@@ -171,7 +171,6 @@ class _CheckRewriter(TargetRewriter):
         return f"{what} has an index out of range for {operator}, whose axis has {' or '.join(sizes)} elements"
 
     def _clamp(self, indices: Any, bound: Bound) -> Any:
-        """Emit indices clamped to the sizes of their axes."""
 
         def clamp(data: Any) -> Any:
             dtype = str(data.dtype)

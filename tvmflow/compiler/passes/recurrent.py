@@ -123,7 +123,6 @@ class _Lowering:
         self._sum_dtype = "float32" if self._dtype == "float16" else self._dtype
 
     def lower(self, is_gpu: bool) -> relax.Expr:
-        """Emit the layer, and return its results."""
         operator, operands = self._operator, self._operands
         is_lstm = operator.kind == "LSTM"
         bias, product_bias = self._biases()

@@ -101,12 +101,6 @@ def _magnitude(x: Any) -> Any:
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
-def _let(value: Any, body: Callable[[Any], Any]) -> Any:
-    """Return `body(value)`, with the value bound to a name because `body` uses it more than once."""
-    var = tirx.Var("m", _FLOAT)
-    return tirx.Let(var, value, body(var))
-
-
 class _Lets:
     """Names of values that an expression uses more than once."""
 
@@ -150,7 +144,7 @@ def _exp(x: Any) -> Any:
     bits = inner(tirx.reinterpret("int32", power), "int32")
     n = inner(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING))
     rest = v - n * _const(_LN2[0]) - n * _const(_LN2[1])
-    value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
+    value = ir.let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
     scaled = tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
     # infinity as a product that overflows, because TVM cannot write infinity in C
     beyond = x * _const(_GREATEST)
@@ -176,8 +170,8 @@ def exp_of_negative(x: Any) -> Any:
     rounding = _const(ROUNDING + 127)
     bits = lets(tirx.reinterpret("int32", v * _const(math.log2(math.e)) + rounding), "int32")
     n = tirx.reinterpret(_FLOAT, bits) - rounding
-    rest = _let(n, lambda n: v - n * _const(_LN2[0]) - n * _const(_LN2[1]))
-    value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
+    rest = ir.let(n, lambda n: v - n * _const(_LN2[0]) - n * _const(_LN2[1]))
+    value = ir.let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
     return lets.within(value * tirx.reinterpret(_FLOAT, bits << 23))
 
 
@@ -233,9 +227,9 @@ def _constant_power(call: Any, exponent: float) -> Any:
     if abs(exponent) == 0.5:
         value = tirx.sqrt(call.args[0])
     elif abs(exponent) == 0.75:
-        value = _let(call.args[0], _root_of_cube)
+        value = ir.let(call.args[0], _root_of_cube)
     elif exponent == int(exponent) and 1 <= abs(exponent) <= _MAX_PRODUCTS:
-        value = _let(call.args[0], lambda x: _integer_power(x, int(abs(exponent))))
+        value = ir.let(call.args[0], lambda x: _integer_power(x, int(abs(exponent))))
     else:
         return call
     return value if exponent > 0 else _const(1.0) / value
@@ -244,14 +238,14 @@ def _constant_power(call: Any, exponent: float) -> Any:
 def _root_of_cube(x: Any) -> Any:
     """Return x^¾ = √x·√√x, with an error of at most 3 ULP; ∞ for -∞."""
     positive = tirx.Select(x == _const(-_INFINITY), _const(_INFINITY), x)
-    return _let(tirx.sqrt(positive), lambda root: root * tirx.sqrt(root))
+    return ir.let(tirx.sqrt(positive), lambda root: root * tirx.sqrt(root))
 
 
 def _integer_power(x: Any, exponent: int) -> Any:
     if exponent == 1:
         return x
     rest = x if exponent % 2 else None
-    square = _let(_integer_power(x, exponent // 2), lambda half: half * half)
+    square = ir.let(_integer_power(x, exponent // 2), lambda half: half * half)
     return square if rest is None else square * rest
 
 
@@ -307,7 +301,7 @@ def _rational(
         def evaluate(s: Any) -> Any:
             return v * divide(_polynomial(s, numerator), _polynomial(s, denominator))
 
-        value = _let(v * v, evaluate)
+        value = ir.let(v * v, evaluate)
         # exactly ±1 from the limit on: the quotient's rounding error times a large value would be large
         value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
         value = tirx.Select(v >= _const(limit), _const(1.0), value)
@@ -353,7 +347,7 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
             return tirx.Select(is_odd, cosine, sine)
 
         sign = tirx.Select(quarter >= _const(2.0), _const(-1.0), _const(1.0))
-        return lets.within(_let(r * r, series) * sign)
+        return lets.within(ir.let(r * r, series) * sign)
 
     def number(value: float) -> Any:
         return tirx.const(value, _FLOAT64)
@@ -423,16 +417,18 @@ def _atan(x: Any) -> Any:
         base = choose(_const(math.pi / 2), _const(math.pi / 4), _const(0.0))
 
         def series(t: Any) -> Any:
-            return base + (_let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
+            return base + (ir.let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
 
         # numerator and denominator are chosen first, so that one division is enough
-        return _let(choose(_const(-1.0), size - one, size) / choose(size, size + one, one), series)
+        return ir.let(
+            choose(_const(-1.0), size - one, size) / choose(size, size + one, one), series
+        )
 
     def function(x: Any) -> Any:
         size = tirx.reinterpret(_FLOAT, _magnitude(x))
-        return _with_sign_of(x, _let(size, evaluate))
+        return _with_sign_of(x, ir.let(size, evaluate))
 
-    return _let(x, function)
+    return ir.let(x, function)
 
 
 def _functions(divide: Divide) -> Mapping[str, Callable[[Any], Any]]:

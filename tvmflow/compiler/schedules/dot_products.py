@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
@@ -211,12 +210,9 @@ def _bfloat16_function(lanes: int) -> str:
 
 def expand_dot_products(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module with loops in place of LLVM's intrinsics, for other code generators."""
-    expanded = ir.copy_module(mod)
-    for var, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, _expand))
-            expanded[var] = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
-    return expanded
+    return ir.rewrite_kernels(
+        mod, lambda kernel: ir.rewrite_nodes(kernel, tirx.BufferStore, _expand)
+    )
 
 
 def _expand(store: Any) -> Any:
@@ -268,7 +264,6 @@ class _Operand(NamedTuple):
 
     @property
     def region(self) -> tuple[slice, ...]:
-        """The slices of the whole buffer."""
         return tuple(slice(0, extent) for extent in self.shape)
 
     def layout(self) -> dict[str, Any]:

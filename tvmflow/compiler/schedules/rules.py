@@ -119,8 +119,5 @@ def schedule_each(
 
 def list_unscheduled(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]]:
     """Return the kernels of a module that have no schedule yet."""
-    return [
-        (var, function)
-        for var, function in mod.functions_items()
-        if isinstance(function, tvm.tirx.PrimFunc) and not ir.is_scheduled(function)
-    ]
+    kernels = ir.kernels_of(mod).items()
+    return [(var, kernel) for var, kernel in kernels if not ir.is_scheduled(kernel)]

@@ -302,7 +302,7 @@ def _write_dynamic(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.P
         store=store,
     )
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        winograd.emit_dynamic(convolution, divide_dynamic(blocks.tiled_product, cpu))
+        winograd.DynamicLoops(convolution, divide_dynamic(blocks.tiled_product, cpu)).emit()
     return tirx.PrimFunc(
         function.params, builder.get().body, function.ret_type, attrs=function.attrs
     )

@@ -135,7 +135,6 @@ class _Emitter:
         return value
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, score: Any) -> Any:
-        """Return a score after all `steps`."""
         for step in self._attention.steps:
             operands = [
                 score if position is None else self._load(position, matrix)(query, key)

@@ -25,7 +25,7 @@ from tvmflow.compiler.contraction.machine import (
     PAIR_INSTRUCTIONS,
     CpuModel,
 )
-from tvmflow.compiler.contraction.packed import allocate_registers
+from tvmflow.compiler.contraction.packed import allocate, allocate_registers, iterate_row
 from tvmflow.compiler.tir_kernels.definitions import (
     call_llvm,
     declare_buffer,
@@ -241,7 +241,7 @@ class _Emitter:
         vectors = fill_registers(divisors, rows, self._machine.registers)
         totals = allocate_registers(tile_rows, product.width, dtype=_FLOAT)
         for tile_row in range(tile_rows):
-            for column in self._columns():
+            with iterate_row(product.width, lanes) as column:
                 totals[tile_row, column] = T.float32(0)
         with T.serial(product.groups) as group, T.serial(widest // vectors) as part:
             accumulators = allocate_registers(rows, vectors, lanes, dtype=self._dtype)
@@ -271,9 +271,9 @@ class _Emitter:
                         totals[tile_row, column] = totals[tile_row, column] + scale * value
         columns, is_whole = tile * product.width, product.columns % product.width == 0
         for tile_row in range(tile_rows):
-            for column in self._columns(not is_whole):
-                with when(is_whole or columns + column < product.columns):
-                    self._out[first + tile_row, columns + column] = totals[tile_row, column]
+            loop = iterate_row(product.width, lanes) if is_whole else T.serial(product.width)
+            with loop as column, when(is_whole or columns + column < product.columns):
+                self._out[first + tile_row, columns + column] = totals[tile_row, column]
 
     def _add_words(self, vectors: Sequence[_Vector]) -> None:
         """Emit the products of a group."""
@@ -296,16 +296,6 @@ class _Emitter:
         row = vectors[0].group * self._product.words + index
         self._prefetch(self._words, vectors, row, _WORDS_AHEAD // self._product.width)
 
-    def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
-        """Emit a loop over the columns of a tile, in vectors unless it is ragged; yield the column."""
-        width, lanes = self._product.width, self._machine.lanes
-        if is_ragged:
-            with T.serial(width) as column:
-                yield column
-        else:
-            with T.serial(width // lanes) as vector, T.vectorized(lanes) as lane:
-                yield vector * lanes + lane
-
     def _word(self, at: _Vector, index: Any, lanes: Any) -> Any:
         return self._words[at.tile, at.group * self._product.words + index, lanes]
 
@@ -323,8 +313,8 @@ class _FloatEmitter(_Emitter):
 
     def _allocate_data(self) -> None:
         product = self._product
-        self._arranged = _allocate_rows(product.rows, (product.padded_depth,), _FLOAT)
-        self._totals = _allocate_rows(product.rows, (product.groups,), _FLOAT)
+        self._arranged = allocate(product.rows, product.padded_depth, dtype=_FLOAT)
+        self._totals = allocate(product.rows, product.groups, dtype=_FLOAT)
 
     def _arrange_group(self, row: Any, group: Any) -> None:
         """Emit the division of a group's data by powers of two, and the sum of these data."""
@@ -379,9 +369,9 @@ class _IntegerEmitter(_Emitter):
     def _allocate_data(self) -> None:
         product, limbs = self._product, self._limbs
         quads = product.padded_depth // _TERMS + _LINE_QUADS
-        self._arranged = _allocate_rows(product.rows, (quads, limbs, _TERMS), "int8")
-        self._totals = _allocate_rows(product.rows, (product.groups, limbs), "int32")
-        self._data_scales = _allocate_rows(product.rows, (product.groups,), _FLOAT)
+        self._arranged = allocate(product.rows, quads, limbs, _TERMS, dtype="int8")
+        self._totals = allocate(product.rows, product.groups, limbs, dtype="int32")
+        self._data_scales = allocate(product.rows, product.groups, dtype=_FLOAT)
 
     def _arrange_group(self, row: Any, group: Any) -> None:
         """Emit the rounding of a group of the data, its scale, and the totals of its limbs."""
@@ -579,15 +569,6 @@ def _to_float(value: Any) -> Any:
     if dtype.startswith(bfloat16.DTYPE):
         return bfloat16.to_float32(value)
     return value if dtype == _FLOAT else tirx.Cast(_FLOAT, value)
-
-
-def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
-    """Emit the allocation of a tensor (rows, *shape)."""
-    buffer = T.alloc_buffer((rows, *shape), dtype)
-    if is_dynamic(rows):
-        # declared again, or TVM replaces the size by a formula of all accesses (apache-tvm 0.27)
-        buffer = T.decl_buffer((rows, *shape), dtype, data=buffer.data)
-    return T.buffer_proxy(buffer)
 
 
 def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:

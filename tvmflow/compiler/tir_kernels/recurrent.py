@@ -24,7 +24,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.contraction.candidates import divide_accumulators, largest_divisor
 from tvmflow.compiler.contraction.machine import DOT_INSTRUCTIONS
-from tvmflow.compiler.contraction.packed import allocate_registers, loop_over
+from tvmflow.compiler.contraction.packed import allocate_registers, iterate_row, loop_over
 from tvmflow.compiler.tir_kernels.definitions import (
     add_pair_products,
     call_llvm,
@@ -269,7 +269,6 @@ class _Loops:
             state.cell[row, unit] = self._if_active(at, row, gates[row, 3, lane], cell)
 
     def _peek(self, at: _StepIndex, gate: int, unit: Any, cell: Any) -> Any:
-        """Return the peephole term of an LSTM gate."""
         if self._inputs.peepholes is None:
             return 0
         return self._inputs.peepholes[at.direction, gate, unit] * cell
@@ -554,16 +553,8 @@ class _CpuLoops(_Loops):
     def _allocate_accumulators(self, rows: int, gates: int) -> Any:
         return self._allocate(rows, gates, self._layer.lanes, scope="local")
 
-    @contextmanager
-    def _units(self, count: int) -> Iterator[Any]:
-        """Emit a loop over hidden units, in vectors if they divide the units; yield the unit."""
-        lanes = self._layer.lanes
-        if count % lanes:
-            with T.serial(0, count) as unit:
-                yield unit
-        else:
-            with T.serial(0, count // lanes) as tile, T.vectorized(0, lanes) as lane:
-                yield tile * lanes + lane
+    def _units(self, count: int) -> AbstractContextManager[Any]:
+        return iterate_row(count, self._layer.lanes)
 
 
 @dataclass(frozen=True)

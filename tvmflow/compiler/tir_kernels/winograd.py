@@ -323,12 +323,9 @@ class DynamicConvolution(NamedTuple):
     store: Callable[[Sequence[Any], Any], None]
 
 
-def emit_dynamic(convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
-    """Emit the loops of a convolution; must be called within an `IRBuilder`."""
-    _DynamicLoops(convolution, blocks).emit()
+class DynamicLoops:
+    """The loops of a convolution."""
 
-
-class _DynamicLoops:
     def __init__(self, convolution: DynamicConvolution, blocks: DynamicBlocks) -> None:
         self._own, self._blocks = convolution, blocks
         self._edge = convolution.tile + KERNEL - 1
@@ -340,6 +337,7 @@ class _DynamicLoops:
         self._coordinates: Any = None
 
     def emit(self) -> None:
+        """Emit the loops; must be called within an `IRBuilder`."""
         own, blocks = self._own, self._blocks
         rows, columns = (T.Bind(divide_up(size, own.tile)) for size in own.size)
         total = T.Bind(own.data.shape[0] * rows * columns)
@@ -368,7 +366,7 @@ class _DynamicLoops:
 
     def _find_coordinates(self, first: Any, rows: Any, columns: Any) -> None:
         """Emit the coordinates of each tile of a block: image, and first row and column of the result."""
-        self._coordinates = allocate(3 * self._blocks.limit, "int64")
+        self._coordinates = allocate(3 * self._blocks.limit, dtype="int64")
         with T.serial(self._count) as t:
             row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
             image, row = (f(row, positive(rows)) for f in (tirx.floordiv, tirx.floormod))

@@ -56,7 +56,6 @@ class _Geometry(NamedTuple):
 
     @property
     def window(self) -> Window:
-        """Strides, padding and dilation of the convolution."""
         ones = [1] * len(self.strides)
         return Window(ones, self.padding, ones)
 

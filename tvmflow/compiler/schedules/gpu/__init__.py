@@ -73,7 +73,6 @@ def schedule_for_gpu(
 def _schedule_by_dlight(
     mod: tvm.IRModule, rules: dict[str, str], target: tvm.target.Target
 ) -> ScheduledModule:
-    """Schedule the remaining kernels with the rules of DLight."""
     if list_unscheduled(mod):
         # The import of DLight takes a second.
         from tvm.s_tir import dlight

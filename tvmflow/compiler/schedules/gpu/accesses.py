@@ -10,7 +10,13 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.schedules.blocks import REDUCTION, attempt, find_distance, list_all_blocks
+from tvmflow.compiler.schedules.blocks import (
+    REDUCTION,
+    attempt,
+    find_distance,
+    list_all_blocks,
+    loop_length,
+)
 from tvmflow.graph.ir import find_nodes
 
 
@@ -23,11 +29,6 @@ def has_fixed_sizes(schedule: Schedule, handles: Sequence[Any]) -> bool:
     """Return whether no axis of the blocks has a dynamic length."""
     axes = [axis for handle in handles for axis in schedule.get(handle).iter_vars]
     return all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
-
-
-def length(schedule: Schedule, loop: Any) -> int:
-    """Return the number of iterations of a loop."""
-    return int(schedule.get(loop).extent)
 
 
 def list_loads(stmt: Any) -> list[Any]:
@@ -86,7 +87,7 @@ def bind(schedule: Schedule, index: str, loops: str, *bound: Any) -> None:
 
 def vectorize(schedule: Schedule, loop: Any, lanes: int) -> None:
     """Vectorize the innermost `lanes` iterations of a loop if they divide its length."""
-    if length(schedule, loop) % lanes == 0:
+    if loop_length(schedule, loop) % lanes == 0:
         _, inner = schedule.split(loop, [None, lanes])
         schedule.vectorize(inner)
 

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, loop_length
 from tvmflow.compiler.schedules.gpu import accesses
 from tvmflow.graph.ir import find_nodes, rewrite_nodes
 
@@ -330,7 +330,7 @@ def find_position(schedule: Schedule, main: Any, operand: int) -> int:
 def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
     """Divide a copy to shared memory between all threads; neighbors copy adjacent values."""
     loops = schedule.get_loops(copy)[-3:]
-    count = math.prod(accesses.length(schedule, loop) for loop in loops)
+    count = math.prod(loop_length(schedule, loop) for loop in loops)
     threads = tile.groups * tile.threads
     lanes = lanes if count % (threads * lanes) == 0 else 1
     divisions = [None, tile.groups, tile.down, tile.across, lanes]

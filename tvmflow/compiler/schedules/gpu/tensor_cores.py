@@ -22,9 +22,10 @@ from tvmflow.compiler.contraction.gpu_tiles import (
     Tile,
     choose_warp_tile,
 )
+from tvmflow.compiler.schedules.blocks import loop_length
 from tvmflow.compiler.schedules.gpu import accesses, products
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-from tvmflow.graph.ir import with_fields
+from tvmflow.graph.ir import rewrite_nodes, with_fields
 
 # All CUDA targets have the same intrinsics.
 _ANY_TARGET: Final = {"kind": "cuda"}
@@ -66,9 +67,8 @@ def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
         )
         return with_fields(block, reads=list(reversed(block.reads)), body=body)
 
-    function = schedule.mod["main"]
-    body = tvm_ffi.structural_map(function.body, (SBlock, swap))
-    return Schedule(tvm.IRModule({"main": function.with_body(body)}), seed=1)
+    function = rewrite_nodes(schedule.mod["main"], SBlock, swap)
+    return Schedule(tvm.IRModule({"main": function}), seed=1)
 
 
 # ---------------------------------------------------------------- the schedule
@@ -98,7 +98,7 @@ def _apply_tile(schedule: Schedule, product: products.Product, tile: Tile, depth
 
     result = schedule.cache_write(main, 0, "shared")
     stored = schedule.cache_write(main, 0, "wmma.accumulator")
-    _store_result(schedule, stored, result, product, warp, accesses.length(schedule, down))
+    _store_result(schedule, stored, result, product, warp, loop_length(schedule, down))
 
     threads = tile._replace(down=warps, across=WARP)
     copies = []
