@@ -147,7 +147,28 @@ class Graph:
         """Add a node with `count` results, or fold it if all operands are constant."""
         dtype = next((value.dtype for value in operands if isinstance(value, Value)), "")
         values = [v if isinstance(v, Value) else self.number(v, dtype) for v in operands]
-        return self._add(self._node(operator, count, values, attributes), values)
+        node = self._node(operator, count, values, attributes)
+        if operator.startswith("Gather"):
+            node.metadata_props.add(key=FROM_START)
+        is_constant = all(v.array is not None for v in values if v.name)
+        if any(value.is_dynamic for value in values):
+            if is_constant and (computed := self._compute(node, values)):
+                return computed
+            return self._add_dynamic(node, values)
+        single = _single(node, values)
+        inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
+        results = _read_results(inferred)
+        elements = max((math.prod(v.shape) for v in (*results, *values)), default=0)
+        # DequantizeLinear is not folded, so that 8-bit weights stay quantized.
+        is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
+        if is_constant and is_small:
+            arrays = map(np.asarray, make_evaluator(single)({}))
+            return [
+                v._replace(array=a, dtype=str(a.dtype))
+                for v, a in zip(results, arrays, strict=True)
+            ]
+        self._append(node, values)
+        return results
 
     def add_own(
         self, operator: str, like: Value, dtype: str, *operands: Value, **attributes: Any
@@ -198,30 +219,6 @@ class Graph:
     def _append(self, node: onnx.NodeProto, operands: Sequence[Value]) -> None:
         self._materialize(operands)
         self._nodes.append(node)
-
-    def _add(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
-        operator = node.op_type
-        if operator.startswith("Gather"):
-            node.metadata_props.add(key=FROM_START)
-        is_constant = all(v.array is not None for v in operands if v.name)
-        if any(value.is_dynamic for value in operands):
-            if is_constant and (computed := self._compute(node, operands)):
-                return computed
-            return self._add_dynamic(node, operands)
-        single = _single(node, operands)
-        inferred = onnx.shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
-        results = _read_results(inferred)
-        elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
-        # DequantizeLinear is not folded, so that 8-bit weights stay quantized.
-        is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
-        if is_constant and is_small:
-            arrays = map(np.asarray, make_evaluator(single)({}))
-            return [
-                v._replace(array=a, dtype=str(a.dtype))
-                for v, a in zip(results, arrays, strict=True)
-            ]
-        self._append(node, operands)
-        return results
 
     # ------------------------------------------------------------ dynamic shapes
 
@@ -297,6 +294,14 @@ class Graph:
         if operator is None:
             raise DynamicShapeProblem(f"{size} is not an expression of dimensions")
         return self.add(operator, self._size_value(size.a), self._size_value(size.b))
+
+    def expand_dims(self, value: Value, axis: int) -> Value:
+        """Insert an axis of size 1."""
+        return self.reshape(value, [*value.shape[:axis], 1, *value.shape[axis:]])
+
+    def stack(self, values: Sequence[Value], axis: int) -> Value:
+        """Join values along a new axis."""
+        return self.add("Concat", *(self.expand_dims(value, axis) for value in values), axis=axis)
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         if list(axes) == list(range(value.rank)):

@@ -140,9 +140,7 @@ def _swap_axis(op: Op) -> Value:
 
 
 def _expand_dims(op: Op) -> Value:
-    shape = list(op.sizes())
-    shape.insert(op.axis(op.integer("axis"), op.rank() + 1), 1)
-    return op.graph.reshape(op[0], shape)
+    return op.graph.expand_dims(op[0], op.axis(op.integer("axis"), op.rank() + 1))
 
 
 def _squeeze(op: Op) -> Value:
@@ -156,9 +154,7 @@ def _squeeze(op: Op) -> Value:
 
 
 def _stack(op: Op) -> Value:
-    axis = op.axis(op.integer("axis", 0), op.rank() + 1)
-    shape = [*op.sizes()[:axis], 1, *op.sizes()[axis:]]
-    return op.add("Concat", *(op.graph.reshape(v, shape) for v in op.all_inputs()), axis=axis)
+    return op.graph.stack(op.all_inputs(), op.axis(op.integer("axis", 0), op.rank() + 1))
 
 
 def _block_converter(operator: str) -> Converter:
@@ -392,7 +388,7 @@ def _one_hot(op: Op) -> Value:
     op.check_constant(depth)
     dtype = op.choice("dtype", "float32", DTYPES)
     on, off = op.number("on_value", 1.0), op.number("off_value", 0.0)
-    indices = op.graph.reshape(op.graph.cast(op[0], "int64"), (*op.sizes(), 1))
+    indices = op.graph.expand_dims(op.graph.cast(op[0], "int64"), op.rank())
     hot = op.add("Equal", indices, op.graph.constant(np.arange(depth)))
     return op.add("Where", hot, op.scalar(on, dtype), op.scalar(off, dtype))
 

@@ -768,11 +768,6 @@ def _rnn(op: Op) -> list[Value]:
         parts = op.graph.split(value, 0, [hidden] * len(cell.gates))
         return op.add("Concat", *(parts[gate] for gate in cell.gates), axis=0)
 
-    def stack(parts: Sequence[Value]) -> Value:
-        return op.add(
-            "Concat", *(op.graph.reshape(part, (1, *part.shape)) for part in parts), axis=0
-        )
-
     weights = [[(take(rows, width), take(rows, hidden)) for _ in range(ways)] for width in widths]
     biases = [
         [op.add("Concat", take(rows), take(rows), axis=0) for _ in range(ways)] for _ in widths
@@ -782,10 +777,11 @@ def _rnn(op: Op) -> list[Value]:
         begin = [
             op.graph.cut(state, {0: slice(layer * ways, (layer + 1) * ways)}) for state in states
         ]
+        stacked = [op.graph.stack(parts, 0) for parts in (*zip(*pairs, strict=True), bias)]
         result, *final = op.graph.add_several(
             cell.operator,
             2 + has_cell_state,
-            *(data, *map(stack, zip(*pairs, strict=True)), stack(bias), NOTHING, *begin),
+            *(data, *stacked, NOTHING, *begin),
             hidden_size=hidden,
             direction="bidirectional" if ways == 2 else "forward",
             **{

@@ -66,9 +66,8 @@ def _squeeze(operation: Operation) -> None:
 
 def _expand_dims(operation: Operation) -> None:
     value = operation.real()
-    shape = list(value.shape)
-    shape.insert(operation.axis(1, value.rank + 1), 1)
-    operation.write(operation.graph.reshape(value, shape))
+    axis = operation.axis(1, value.rank + 1)
+    operation.write(operation.graph.expand_dims(value, axis))
 
 
 def _transpose(operation: Operation) -> None:
@@ -89,9 +88,7 @@ def _concatenation(operation: Operation) -> None:
 def _pack(operation: Operation) -> None:
     values = [operation.real(position) for position in range(len(operation.inputs))]
     axis = operation.checked_axis(operation.options["axis"], values[0].rank + 1)
-    shape = [*values[0].shape[:axis], 1, *values[0].shape[axis:]]
-    parts = [operation.graph.reshape(value, shape) for value in values]
-    operation.write(operation.graph.add("Concat", *parts, axis=axis))
+    operation.write(operation.graph.stack(values, axis))
 
 
 def _unpack(operation: Operation) -> None:
@@ -320,8 +317,7 @@ def _one_hot(operation: Operation) -> None:
         raise operation.refusal(f"of depth {depth:,}")
     places = graph.constant(range(depth), indices.dtype)
     places = graph.reshape(places, [depth] + [1] * (indices.rank - axis))
-    shape = [*indices.shape[:axis], 1, *indices.shape[axis:]]
-    is_selected = graph.add("Equal", graph.reshape(indices, shape), places)
+    is_selected = graph.add("Equal", graph.expand_dims(indices, axis), places)
     operation.write(graph.add("Where", is_selected, operation.real(2), operation.real(3)))
 
 
