@@ -37,7 +37,6 @@ from tvmflow.store.addresses import (
     InvalidAddress,
     check_address,
     is_address,
-    sibling,
     without_secrets,
 )
 from tvmflow.store.source_files import SourceFiles
@@ -166,11 +165,24 @@ class Frontend(ABC):
         call = ImportCall(
             files, inputs, tensors, bound, dimensions=dimensions, counts_rows=counts_rows
         )
-        with _importing():
+        try:
             from tvmflow.graph.ir import mark_seven_bit_weights
 
             loaded = self._load(call)
             return loaded._replace(mod=mark_seven_bit_weights(loaded.mod, loaded.params))
+        except (TvmflowError, OSError):
+            raise
+        except MemoryError as error:
+            raise ImportFailed("importing the model needs more memory than there is") from error
+        except RecursionError as error:
+            raise ImportFailed("the model is nested too deep to be imported") from error
+        except Exception as error:
+            # The traceback goes to the stage's log file.
+            _log.debug("the model cannot be imported", exc_info=True)
+            raise ImportFailed(
+                f"the model cannot be imported: {type(error).__name__}: {last_line(error)}",
+                fix="check that its own framework can load it; if it can, report a bug of tvmflow with the model",
+            ) from error
 
     @abstractmethod
     def _load(self, call: ImportCall) -> LoadedModel:
@@ -226,28 +238,6 @@ class Frontend(ABC):
         Raises:
             ImportError, EnvironmentProblem: if the reference is not installed or cannot be loaded.
         """
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Translate errors of libraries in the block to ImportFailed, except OSError.
-
-    The traceback goes to the stage's log file.
-    """
-    try:
-        yield
-    except (TvmflowError, OSError):
-        raise
-    except MemoryError as error:
-        raise ImportFailed("importing the model needs more memory than there is") from error
-    except RecursionError as error:
-        raise ImportFailed("the model is nested too deep to be imported") from error
-    except Exception as error:
-        _log.debug("the model cannot be imported", exc_info=True)
-        raise ImportFailed(
-            f"the model cannot be imported: {type(error).__name__}: {last_line(error)}",
-            fix="check that its own framework can load it; if it can, report a bug of tvmflow with the model",
-        ) from error
 
 
 # ---------------------------------------------------------------- models that one field names
@@ -382,7 +372,8 @@ class OneFileFrontend(Frontend):
         """Return the facts of the model's file, read without a framework."""
         with self.explained():
             facts = self.describe(files[MODEL])
-        self.refuse_unsupported(facts.unsupported)
+        if facts.unsupported:
+            raise ImportFailed(facts.unsupported, fix=self.UNSUPPORTED_FIX)
         return facts
 
     @contextlib.contextmanager
@@ -393,11 +384,6 @@ class OneFileFrontend(Frontend):
         except NotAModel as error:
             text = f"{self.FILE_NAME} {self.FOREIGN}: {error}"
             raise ImportFailed(text, fix=self.FOREIGN_FIX) from None
-
-    def refuse_unsupported(self, reason: str) -> None:
-        """Raise ImportFailed if `reason` is not empty."""
-        if reason:
-            raise ImportFailed(reason, fix=self.UNSUPPORTED_FIX)
 
 
 def list_inner(
@@ -419,15 +405,6 @@ def list_inner(
 def shown(file: InputFile) -> str:
     """Return the path or address of a file, for messages."""
     return without_secrets(file.url) if file.url else file.path
-
-
-def further_file(
-    role: str, name: str, model: InputFile, source: SeveralFiles, where: Where
-) -> InputFile:
-    """Return the file `name` relative to the folder of a model's file, not resolved yet."""
-    url = sibling(model.url, name) if model.url else ""
-    path = "" if url else str(Path(model.path).parent / name)
-    return pinned_by_name(InputFile(role, path, model.where, url), name, source, where)
 
 
 def pinned_by_name(file: InputFile, name: str, source: SeveralFiles, where: Where) -> InputFile:

@@ -42,8 +42,8 @@ from tvmflow.frontends.frontend import (
 from tvmflow.frontends.mxnet._checkpoint import (
     find_states,
     not_a_symbol,
-    read_names,
     read_shape,
+    read_stored,
     read_symbol,
 )
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
@@ -134,7 +134,7 @@ def read_weights(path: Path) -> ModelFacts:
     Raises:
         ImportFailed: if the file is damaged or of another kind.
     """
-    return ModelFacts(weights=read_names(path))
+    return ModelFacts(weights=tuple(read_stored(path)))
 
 
 class MxnetFrontend(Frontend):

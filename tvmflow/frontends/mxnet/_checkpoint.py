@@ -344,7 +344,7 @@ def read_params(path: Path) -> dict[str, Weight]:
     from tvmflow.frontends.onnx.graph import Place
 
     params: dict[str, Weight] = {}
-    for name, stored in _read_stored(path).items():
+    for name, stored in read_stored(path).items():
         if isinstance(stored, str):
             raise ImportFailed(
                 f"{path.name}: {quoted(name)} cannot be imported: {stored}",
@@ -355,12 +355,7 @@ def read_params(path: Path) -> dict[str, Weight]:
     return params
 
 
-def read_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the arrays of a checkpoint, without `arg:` and `aux:`."""
-    return tuple(_read_stored(path))
-
-
-def _read_stored(path: Path) -> dict[str, _Stored | str]:
+def read_stored(path: Path) -> dict[str, _Stored | str]:
     """Return name -> array of a checkpoint, or the reason why the array is not supported."""
     reader = _Reader(path)
     head = bytes(reader.take(min(8, path.stat().st_size), "its first number"))

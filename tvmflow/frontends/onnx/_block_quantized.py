@@ -5,9 +5,9 @@ ONNX expresses them by `DequantizeLinear`, and ONNX Runtime by `MatMulNBits`. TV
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -118,7 +118,7 @@ class _Additions:
         self._weights: dict[str, str] = {}
         self.made: dict[Any, str] = {}
 
-    @cached_property
+    @functools.cached_property
     def multiplied(self) -> set[str]:
         """The operands of matrix multiplications; a right operand's first axis is the reduction axis."""
         return {
@@ -129,11 +129,11 @@ class _Additions:
             or (node.op_type == "Gemm" and not attributes_of(node).get("transB", 0))
         }
 
-    def add_weight(self, wanted: str, array: Array, *, is_shared: bool) -> str:
-        """Add a constant, or find the shared one added under the name `wanted`; return its actual name."""
-        if is_shared and wanted in self._weights:
+    def add_weight(self, what: str, array: Array, result: str, source: str = "") -> str:
+        """Add a constant for `result`, or reuse the one with the same `source` and shape; return its name."""
+        wanted = name = f"{source or result}/{what}-{'x'.join(map(str, array.shape))}"
+        if source and wanted in self._weights:
             return self._weights[wanted]
-        name = wanted
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -151,6 +151,7 @@ class _Conversion(Replacement):
     ) -> None:
         super().__init__(node)
         self._additions, self._constants = additions, constants
+        self._add_weight = functools.partial(additions.add_weight, result=self.result())
 
     def convert(self) -> list[NodeProto] | None:
         if self.node.op_type == "MatMulNBits":
@@ -197,7 +198,7 @@ class _Conversion(Replacement):
         integers = self.name(1)
         if tuple(packed.dims) != (columns, groups, size):
             array = array_of(packed).reshape(columns, groups, size)
-            integers = self._add_weight("B", array, integers)
+            integers = self._add_weight("B", array, source=integers)
         self._check("scales", scales, _FLOATS, columns * groups)
         zeros = self._read_zeros(columns, groups, bits, scales.data_type)
         attributes = {"bits": bits, "group": block, "depth": depth, "zero": 1 << (bits - 1)}
@@ -226,13 +227,15 @@ class _Conversion(Replacement):
         if tensor.data_type in _FLOATS:
             self._check("zero_points", tensor, (scale_type,), columns * groups)
             real = array_of(tensor).astype(np.float32)
-            return self._add_weight("zero_points", real.reshape(columns, groups), self.name(3))
+            return self._add_weight(
+                "zero_points", real.reshape(columns, groups), source=self.name(3)
+            )
         size = -(-groups * bits // _BYTE)
         self._check("zero_points", tensor, (TensorProto.UINT8,), columns * size)
         array = array_of(tensor).reshape(columns, size)
         if bits < _BYTE:
             array = np.stack([array & 15, array >> 4], -1).reshape(columns, 2 * size)[:, :groups]
-        return self._add_weight(f"zero_points{bits}", array, self.name(3))
+        return self._add_weight(f"zero_points{bits}", array, source=self.name(3))
 
     # ------------------------------------------------------------ DequantizeLinear
 
@@ -369,12 +372,6 @@ class _Conversion(Replacement):
         return ImportFailed(f"{name} cannot be imported: {reason}", fix=_FIX)
 
     # ------------------------------------------------------------ added nodes
-
-    def _add_weight(self, what: str, array: Array, source: str = "") -> str:
-        """Add a constant, or reuse the one with the same `source` and shape; return its name."""
-        size = "x".join(map(str, array.shape))
-        name = f"{source or self.node.output[0]}/{what}-{size}"
-        return self._additions.add_weight(name, array, is_shared=bool(source))
 
     def _add_node(self, operands: Iterable[str], rows: int, attributes: Mapping[str, int]) -> str:
         """Add the node that dequantizes the weights, and declare its result, whose shape ONNX cannot infer."""

@@ -165,7 +165,8 @@ class _Evaluator(LoadedReference):
         import onnxruntime
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator: Any = ReferenceEvaluator(model, new_ops=references.make_classes())
+        classes = list(map(references.make_class, references.used))
+        self._evaluator: Any = ReferenceEvaluator(model, new_ops=classes)
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
         self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}; {self.name} ran it instead"
         if references.used:

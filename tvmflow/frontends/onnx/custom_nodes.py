@@ -269,11 +269,9 @@ class CustomReferences:
             _record(path, node, use, arrays, results)
         return results
 
-    def make_classes(self) -> list[type]:
-        """Return a class for each operator, for ONNX's reference evaluator."""
-        return [self._make_class(use) for use in self.used]
+    def make_class(self, use: UsedOperator) -> type:
+        """Return the class of an operator for ONNX's reference evaluator."""
 
-    def _make_class(self, use: UsedOperator) -> type:
         def load_attributes(node: Any) -> None:
             # A node's attributes must not overwrite attributes of the evaluator's class.
             node.has_linked_attribute, node.attributes_names_ = False, set()

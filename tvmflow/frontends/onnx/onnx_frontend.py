@@ -29,12 +29,12 @@ from tvmflow.frontends.frontend import (
     OneFile,
     OneFileFrontend,
     ReferenceCall,
-    further_file,
+    pinned_by_name,
     shown,
 )
 from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import read_header
-from tvmflow.store.addresses import HUB, OCI, scheme_of
+from tvmflow.store.addresses import HUB, OCI, scheme_of, sibling
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
 
 _INLINED_NOTE: Final = (
@@ -201,7 +201,7 @@ def _normal(location: str) -> str:
 
 def _external_file(location: str, model: InputFile, source: OnnxSource, where: Where) -> InputFile:
     """Return an external data file; an untrusted model must not name files outside its folder."""
-    inside, name = PurePosixPath(location), quoted(location)
+    inside, name, normal = PurePosixPath(location), quoted(location), _normal(location)
     is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
     start = f"{model.where}: model.onnx: {shown(model)}"
     if not is_inside or not (model.url or _is_in_model_folder(model.path, location)):
@@ -210,8 +210,10 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
             fix="save the model again with its external data beside it",
         )
     # A model at an address may not be read yet, so the normalized path in `files` is the role.
-    role = f"{EXTERNAL}{_normal(location) if model.url else location}"
-    file = further_file(role, _normal(location), model, source, where)
+    role = f"{EXTERNAL}{normal if model.url else location}"
+    url = sibling(model.url, normal) if model.url else ""
+    path = "" if url else str(Path(model.path).parent / normal)
+    file = pinned_by_name(InputFile(role, path, model.where, url), normal, source, where)
     if not file.url and not is_file(Path(file.path)):
         problem = obstacle(Path(file.path)) or "does not exist"
         raise RecipeError(

@@ -178,13 +178,7 @@ def _hold_buffers(
 
     The buffers' outputs are inserted before the inner tensors.
     """
-    from torch.export.graph_signature import (
-        InputKind,
-        InputSpec,
-        OutputKind,
-        OutputSpec,
-        TensorArgument,
-    )
+    from torch.export import graph_signature as kinds
     from torch.utils import _pytree as pytree
 
     _hold_constants(program, buffers)
@@ -200,7 +194,7 @@ def _hold_buffers(
         raise Problem("state", ", ".join(missing))
     [*_, last] = graph.find_nodes(op="placeholder")
     inputs = [spec for spec in signature.input_specs if spec.target not in buffers]
-    results = [spec for spec in signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    results = [spec for spec in signature.output_specs if spec.kind == kinds.OutputKind.USER_OUTPUT]
     place = len(results) - inner_tensors
     contents = []
     for name in reversed(buffers):
@@ -209,14 +203,14 @@ def _hold_buffers(
         # Non-persistent buffers are among the constants.
         held = program.state_dict if name in program.state_dict else program.constants
         contents.append(held.pop(name))
-        argument = TensorArgument(name=values[name])
-        inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
-        argument = TensorArgument(name=following[name] if name in changed else values[name])
-        results.insert(place, OutputSpec(OutputKind.USER_OUTPUT, argument, None))
+        argument = kinds.TensorArgument(name=values[name])
+        inputs.append(kinds.InputSpec(kinds.InputKind.USER_INPUT, argument, None))
+        argument = kinds.TensorArgument(name=following[name] if name in changed else values[name])
+        results.insert(place, kinds.OutputSpec(kinds.OutputKind.USER_OUTPUT, argument, None))
         place += 1
     signature.input_specs[:], signature.output_specs[:] = inputs, results
     graph.output_node().args = (tuple(nodes[spec.arg.name] for spec in results),)
-    count = sum(spec.kind == InputKind.USER_INPUT for spec in inputs)
+    count = sum(spec.kind == kinds.InputKind.USER_INPUT for spec in inputs)
     call = program.module_call_graph[0].signature
     call.in_spec = pytree.tree_flatten(((0,) * count, {}))[1]
     call.out_spec = pytree.tree_flatten((0,) * len(results))[1]

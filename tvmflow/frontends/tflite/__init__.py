@@ -137,7 +137,6 @@ class TfliteFrontend(OneFileFrontend):
 
         with self.explained():
             model = _read_file(call.files[MODEL])
-        self.refuse_unsupported(_unsupported_text(model))
         with call.files[MODEL].open("rb") as stream:
             # The mapping stays open while weights are read from it.
             data = map_file(stream)

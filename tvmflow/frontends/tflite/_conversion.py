@@ -572,10 +572,6 @@ def _node(name: str, **attributes: Any) -> _Formula:
     return formula
 
 
-def _number(graph: Graph, number: float, like: Value) -> Value:
-    return graph.constant(number, like.dtype)
-
-
 def _square(graph: Graph, x: Value) -> Value:
     return graph.add("Mul", x, x)
 
@@ -599,8 +595,8 @@ def _gelu(operation: Operation) -> None:
 
 
 def _hard_swish(graph: Graph, x: Value) -> Value:
-    gate = limit(graph, graph.add("Add", x, _number(graph, 3.0, x)), 0.0, 6.0)
-    return graph.add("Mul", x, graph.add("Mul", gate, _number(graph, 1 / 6, x)))
+    gate = limit(graph, graph.add("Add", x, graph.constant(3.0, x.dtype)), 0.0, 6.0)
+    return graph.add("Mul", x, graph.add("Mul", gate, graph.constant(1 / 6, x.dtype)))
 
 
 def _cast(operation: Operation) -> None:
