@@ -11,17 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    version_converter,
-)
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, version_converter
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, quoted, size_text
@@ -62,7 +52,7 @@ from tvmflow.frontends.onnx.graph import (
 _Id = tuple[str, str, str]
 # A domain that hides operators from ONNX's version converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
-_GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+_GRAPHS: Final = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 # Limits for inlined calls. Protobuf reads 100 nested messages, and each graph inside a node adds 3 levels.
 _MAX_BYTES: Final = 1 << 28
 _MAX_DEPTH: Final = 30
@@ -138,7 +128,7 @@ class _Inliner:
         for graph in with_inner_graphs(model.graph):
             self._taken.update(value.name for value in (*graph.input, *graph.initializer))
             self._taken.update(name for node in graph.node for name in node.output)
-        self._types: Mapping[str, ValueInfoProto] = {}
+        self._types: Mapping[str, onnx.ValueInfoProto] = {}
         self._numbers: Counter[str] = Counter()
         self._nodes = len(list(with_inner_nodes(model.graph.node)))
         self._bytes = 0
@@ -250,7 +240,7 @@ class _Inliner:
         return free
 
     def _bind_graphs(
-        self, nodes: Iterable[NodeProto], attributes: Mapping[str, AttributeProto], prefix: str
+        self, nodes: Iterable[NodeProto], attributes: Mapping[str, onnx.AttributeProto], prefix: str
     ) -> None:
         """Replace references to graph attributes by copies of the graphs with unique names."""
         used = [node for node in with_inner_nodes(nodes) if any(map(_refers, node.attribute))]
@@ -270,11 +260,11 @@ class _Inliner:
                 f"{title} has the opset {versions['']} and a graph as an attribute, which cannot be converted",
                 fix=f"export its functions with opset {self._opset}",
             )
-        inputs = [ValueInfoProto(name=name) for name in function.input]
+        inputs = [onnx.ValueInfoProto(name=name) for name in function.input]
         for value, actual in zip(inputs, call.input, strict=False):
             if actual in self._types:
                 value.type.CopyFrom(self._types[actual].type)
-        outputs = [ValueInfoProto(name=name) for name in function.output]
+        outputs = [onnx.ValueInfoProto(name=name) for name in function.output]
         graph = helper.make_graph(nodes, function.name, inputs, outputs)
         imports = [helper.make_opsetid(*entry) for entry in versions.items()]
         made = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
@@ -284,7 +274,7 @@ class _Inliner:
         return [*constants, *converted.node]
 
 
-def _list_attributes(call: NodeProto, function: FunctionProto) -> dict[str, AttributeProto]:
+def _list_attributes(call: NodeProto, function: FunctionProto) -> dict[str, onnx.AttributeProto]:
     return {a.name: a for a in (*function.attribute_proto, *call.attribute)}
 
 
@@ -306,13 +296,13 @@ def _check_call(call: NodeProto, function: FunctionProto) -> None:
             )
 
 
-def _refers(attribute: AttributeProto) -> bool:
+def _refers(attribute: onnx.AttributeProto) -> bool:
     return bool(attribute.ref_attr_name)
 
 
 def _bind(
     nodes: Iterable[NodeProto],
-    attributes: Mapping[str, AttributeProto],
+    attributes: Mapping[str, onnx.AttributeProto],
     *,
     drops_missing: bool = False,
 ) -> None:
@@ -371,7 +361,7 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
     return converted
 
 
-def _infer_types(model: ModelProto) -> Mapping[str, ValueInfoProto]:
+def _infer_types(model: ModelProto) -> Mapping[str, onnx.ValueInfoProto]:
     # The converter needs no types for most operators, so a failure of the inference is no error here.
     with contextlib.suppress(Exception):
         model = onnx.shape_inference.infer_shapes(model)
@@ -427,7 +417,7 @@ class _Iterations(Replacement):
         super().__init__(node)
         self._body = body
         self._opset = opset
-        self.weights: list[TensorProto] = []
+        self.weights: list[onnx.TensorProto] = []
         for tensor in body.initializer:
             self.weights.append(copy.deepcopy(tensor))
             self.weights[-1].name = f"{self._prefix}.{tensor.name}"

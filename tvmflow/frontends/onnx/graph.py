@@ -12,19 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    OperatorSetIdProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
-from onnx.defs import onnx_opset_version
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import quoted
@@ -78,8 +67,8 @@ def element_types(model: ModelProto) -> dict[str, int]:
     return types | {name: element_type for name, element_type in values.items() if element_type}
 
 
-def typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield the type entries (ValueInfoProto) of values in a model and its branches."""
+def typed_values(model: ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """Yield the type entries (onnx.ValueInfoProto) of values in a model and its branches."""
     for graph in all_graphs(model.graph):
         yield from (*graph.input, *graph.value_info, *graph.output)
 
@@ -119,12 +108,12 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     return graphs_in(node.attribute)
 
 
-def graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
+def graphs_in(attributes: Iterable[onnx.AttributeProto]) -> Iterator[GraphProto]:
     """Yield the graphs among attributes, without those nested in them."""
     for attribute in attributes:
-        if attribute.type == AttributeProto.GRAPH:
+        if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
 
 
@@ -167,16 +156,16 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 def opset_of(model: ModelProto) -> int:
     """Return the model's version of the standard opset; the newest version if it imports none."""
-    return int(versions_of(model.opset_import).get("", onnx_opset_version()))
+    return int(versions_of(model.opset_import).get("", onnx.defs.onnx_opset_version()))
 
 
-def versions_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+def versions_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Return the version of each domain; the newest one if a domain is listed several times."""
     entries = sorted((standard_domain(entry.domain), entry.version) for entry in imports)
     return dict(entries)
 
 
-def is_standard(entry: NodeProto | OperatorSetIdProto | FunctionProto) -> bool:
+def is_standard(entry: NodeProto | onnx.OperatorSetIdProto | onnx.FunctionProto) -> bool:
     """Return whether an operator, function or opset belongs to ONNX's standard domain."""
     return not standard_domain(entry.domain)
 
@@ -211,13 +200,13 @@ def set_entries(field: Any, entries: Sequence[Any]) -> None:
     field.extend(entries)
 
 
-def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
+def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> onnx.ValueInfoProto:
     """Return the type of a value, given its dtype as NumPy knows it."""
     element_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     return helper.make_tensor_value_info(name, element_type, list(shape))
 
 
-def declare(tensor: TensorProto) -> ValueInfoProto:
+def declare(tensor: TensorProto) -> onnx.ValueInfoProto:
     """Return the type entry of a tensor, under the tensor's name."""
     return helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
 
@@ -260,9 +249,9 @@ def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
 
 def make_single(
     node: NodeProto,
-    inputs: Sequence[ValueInfoProto],
+    inputs: Sequence[onnx.ValueInfoProto],
     constants: Sequence[TensorProto],
-    opsets: Iterable[OperatorSetIdProto],
+    opsets: Iterable[onnx.OperatorSetIdProto],
 ) -> ModelProto:
     """Return a model of one node; its outputs have no types."""
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]

@@ -10,16 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import onnx
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    OperatorSetIdProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-)
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import symlink_or_copy
@@ -289,7 +280,8 @@ def _check_functions(model: ModelProto) -> None:
         raise _invalid(f"it has two functions with the name {quoted(repeated)}")
     for function in model.functions:
         inputs, outputs = (
-            [ValueInfoProto(name=n) for n in side] for side in (function.input, function.output)
+            [onnx.ValueInfoProto(name=n) for n in side]
+            for side in (function.input, function.output)
         )
         graph = helper.make_graph(function.node, function.name, inputs, outputs)
         _check_edges(graph, [], f"its function {quoted(function.name)}: ")
@@ -315,7 +307,7 @@ def _check_outputs(graph: GraphProto) -> None:
             )
 
 
-def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodeProto]) -> None:
+def _check_arities(imports: Iterable[onnx.OperatorSetIdProto], nodes: Iterable[NodeProto]) -> None:
     """Check that nodes of the standard opset have as many inputs and outputs as their operators need."""
     version = versions_of(imports).get("", 1)
     for node in nodes:

@@ -16,16 +16,7 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import (
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    inliner,
-    numpy_helper,
-    version_converter,
-)
+from onnx import ModelProto, NodeProto, helper, inliner, numpy_helper, version_converter
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
@@ -311,7 +302,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
     return model
 
 
-def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+def _is_foldable(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
     has_body = any(subgraphs(node))
     is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == BLOCK_QUANTIZED_DOMAIN
     if is_work or not all(name in constants for name in node.input if name):
@@ -320,7 +311,10 @@ def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
         return True
     # 8-bit weights stay quantized in the library, so their DequantizeLinear is not folded.
     weights = constants[node.input[0]]
-    return len(weights.dims) <= 1 or weights.data_type not in (TensorProto.INT8, TensorProto.UINT8)
+    return len(weights.dims) <= 1 or weights.data_type not in (
+        onnx.TensorProto.INT8,
+        onnx.TensorProto.UINT8,
+    )
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
@@ -347,7 +341,7 @@ def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFa
 
 
 def _infer_results(
-    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+    model: ModelProto, node: NodeProto, constants: Mapping[str, onnx.TensorProto]
 ) -> ModelProto:
     """Return a model of one node with constant inputs, with the types that ONNX infers for its results."""
     inputs, known = [], []
@@ -386,7 +380,7 @@ def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) ->
 
 
 def _evaluate(
-    node: NodeProto, constants: Mapping[str, TensorProto], inferred: ModelProto
+    node: NodeProto, constants: Mapping[str, onnx.TensorProto], inferred: ModelProto
 ) -> dict[str, Array] | None:
     """Return a node's outputs by name, in the dtypes that ONNX infers; None if it cannot be folded."""
     if node.op_type == "DequantizeLinear":
@@ -413,7 +407,7 @@ def _evaluate(
     }
 
 
-def _dequantize_scalar(node: NodeProto, constants: Mapping[str, TensorProto]) -> Array:
+def _dequantize_scalar(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> Array:
     """Return the dequantized value of a scalar, which ONNX's evaluator (onnx 1.23) cannot compute."""
     number, scale, *zero = (
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
@@ -579,7 +573,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
             output.type.tensor_type.ClearField("shape")
 
 
-def _model_input(value: ValueInfoProto) -> ModelInput:
+def _model_input(value: onnx.ValueInfoProto) -> ModelInput:
     tensor = value.type.tensor_type
     sizes = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
     dims = tuple(sizes) if tensor.HasField("shape") else None
