@@ -1,6 +1,6 @@
 """Reference processes, isolated from the comparing process.
 
-Both sides exchange framed JSON and arrays, not pickles. Imports no framework except numpy, because some frameworks need
+Both sides exchange JSON and arrays, not pickles. Imports no framework except numpy, because some frameworks need
 setup before other imports.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -219,9 +219,7 @@ def _stop(process: subprocess.Popen[Any]) -> None:
 
 
 # ---------------------------------------------------------------- messages, and the process that answers them
-# A frame is a length (8 bytes, little-endian) and that many bytes. A message is a frame of JSON, then a frame in
-# npy format for each name in its `arrays`.
-
+# A message is a line of JSON, then the bytes of each array in its `arrays`.
 
 Message = dict[str, Any]
 
@@ -260,41 +258,27 @@ class LoadedReference(ABC):
 
 def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None = None) -> None:
     arrays = arrays or {}
-    _send_frame(stream, json.dumps({**message, "arrays": list(arrays)}).encode())
+    kinds = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    stream.write(json.dumps({**message, "arrays": kinds}).encode() + b"\n")
     for array in arrays.values():
-        buffer = io.BytesIO()
-        np.save(buffer, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
-        _send_frame(stream, buffer.getvalue())
+        stream.write(array.tobytes())
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> tuple[Message, dict[str, Array]] | None:
     """Return one message, or None if the other process has ended."""
-    header = _receive_frame(stream)
-    if header is None:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
         return None
-    message: Message = json.loads(header)
-    arrays = {}
-    for name in message["arrays"]:
-        body = _receive_frame(stream)
-        if body is None:
+    message: Message = json.loads(line)
+    arrays: dict[str, Array] = {}
+    for name, (dtype, shape) in message.pop("arrays").items():
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        content = bytearray(stream.read(size))
+        if len(content) < size:
             return None
-        arrays[name] = np.load(io.BytesIO(body), allow_pickle=False)
+        arrays[name] = np.ndarray(shape, dtype, content)
     return message, arrays
-
-
-def _send_frame(stream: IO[bytes], body: bytes) -> None:
-    stream.write(len(body).to_bytes(8, "little"))
-    stream.write(body)
-
-
-def _receive_frame(stream: IO[bytes]) -> bytes | None:
-    size = stream.read(8)
-    if len(size) < 8:
-        return None
-    length = int.from_bytes(size, "little")
-    body = stream.read(length)
-    return body if len(body) == length else None
 
 
 def serve(load: Callable[[Message], LoadedReference]) -> NoReturn:
