@@ -61,17 +61,6 @@ class ImportCall(NamedTuple):
     counts_rows: bool
 
 
-class ReferenceCall(NamedTuple):
-    """The arguments of `Frontend.reference`."""
-
-    files: Files
-    inputs: Specs
-    outputs: Specs
-    tensors: Specs
-    threads: int
-    scratch: Path
-
-
 class Frontend(ABC):
     """The importer and the reference for the models of one framework.
 
@@ -208,12 +197,19 @@ class Frontend(ABC):
         if self.MODULE and importlib.util.find_spec(self.MODULE) is None:
             text = f"{self.REFERENCE.name}, the reference for {self.MODELS}, is not installed"
             raise EnvironmentProblem(text, fix=self.REFERENCE.install)
-        call = ReferenceCall(files, inputs, outputs, tensors, threads=threads, scratch=scratch)
+        message = {
+            "inputs": [spec.to_json() for spec in inputs],
+            "outputs": [spec.name for spec in outputs],
+            "tensors": [spec.name for spec in tensors],
+            "threads": threads,
+            "scratch": str(scratch),
+            **self._describe_files(files, tensors, scratch),
+        }
         return _reference_process.start(
             self.REFERENCE.name,
             self.REFERENCE.install,
             self.WORKER,
-            self._first_message(call),
+            message,
             inputs,
             (*outputs, *tensors),
             scratch,
@@ -221,8 +217,8 @@ class Frontend(ABC):
         )
 
     @abstractmethod
-    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        """Return the message from which the reference process loads the model."""
+    def _describe_files(self, files: Files, tensors: Specs, scratch: Path) -> dict[str, Any]:
+        """Return the part of the first message that names the files to load in the reference process."""
 
     def _environment(self, threads: int) -> Mapping[str, str]:
         return {}

@@ -35,8 +35,8 @@ from tvmflow.frontends.frontend import (
     Frontend,
     ImportCall,
     NamedFile,
-    ReferenceCall,
     SeveralFiles,
+    Specs,
     pinned_by_name,
 )
 from tvmflow.frontends.mxnet._checkpoint import (
@@ -231,17 +231,12 @@ class MxnetFrontend(Frontend):
         symbol = read_symbol(call.files[SYMBOL])
         return build(symbol, read_params(call.files[PARAMS]), call, operators)
 
-    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+    def _describe_files(self, files: Files, tensors: Specs, scratch: Path) -> dict[str, Any]:
         from tvmflow.custom_operators.loading import operator_paths, prepare_calls
 
-        prepare_calls(call.scratch)
-        return {
-            "symbol": str(call.files[SYMBOL].resolve()),
-            "params": str(call.files[PARAMS].resolve()),
-            "inputs": [spec.to_json() for spec in call.inputs],
-            "tensors": [spec.name for spec in call.tensors],
-            "operators": operator_paths(call.files),
-        }
+        prepare_calls(scratch)
+        paths = {role: str(files[role].resolve()) for role in (SYMBOL, PARAMS)}
+        return {**paths, "operators": operator_paths(files)}
 
     def _environment(self, threads: int) -> Mapping[str, str]:
         return {

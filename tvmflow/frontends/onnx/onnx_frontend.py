@@ -28,7 +28,7 @@ from tvmflow.frontends.frontend import (
     NamedFile,
     OneFile,
     OneFileFrontend,
-    ReferenceCall,
+    Specs,
     pinned_by_name,
     shown,
 )
@@ -134,26 +134,25 @@ class OnnxFrontend(OneFileFrontend):
             prepared, inner_outputs, custom, labels, call.dimensions, counts_rows=call.counts_rows
         )
 
-    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+    def _describe_files(self, files: Files, tensors: Specs, scratch: Path) -> dict[str, Any]:
         from tvmflow.custom_operators.loading import operator_paths, prepare_calls
         from tvmflow.frontends.onnx._inlining import mixes_opsets
         from tvmflow.frontends.onnx.graph import read_without_large_tensors
         from tvmflow.frontends.onnx.model_files import link_files, save_for_reference
 
-        path = link_files(call.files, call.scratch)
+        path = link_files(files, scratch)
         inlines = False
         # errors are ignored here: the reference reads the same file, and explains them
         with contextlib.suppress(Exception):
             inlines = mixes_opsets(read_without_large_tensors(path))
-        if call.tensors or inlines:
-            names = tuple(spec.name for spec in call.tensors)
+        if tensors or inlines:
+            names = tuple(spec.name for spec in tensors)
             path = save_for_reference(path, names, inlines=inlines)
         return {
             "model": str(path),
             "note": _INLINED_NOTE if inlines else "",
-            "threads": call.threads,
-            "operators": operator_paths(call.files),
-            "calls": str(prepare_calls(call.scratch)),
+            "operators": operator_paths(files),
+            "calls": str(prepare_calls(scratch)),
         }
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:

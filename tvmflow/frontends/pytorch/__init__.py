@@ -29,11 +29,12 @@ from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelOutput, ReferenceTraits
 from tvmflow.frontends.frontend import (
     MODEL,
+    Files,
     ImportCall,
     NamedFile,
     OneFile,
     OneFileFrontend,
-    ReferenceCall,
+    Specs,
 )
 from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
@@ -112,13 +113,8 @@ class PytorchFrontend(OneFileFrontend):
         ]
         return loaded._replace(outputs=outputs, tensors=inner, states=tuple(states))
 
-    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        return {
-            "archive": str(call.files[MODEL].resolve()),
-            "scratch": str(call.scratch),
-            "tensors": [spec.name for spec in call.tensors],
-            "threads": call.threads,
-        }
+    def _describe_files(self, files: Files, tensors: Specs, scratch: Path) -> dict[str, Any]:
+        return {"archive": str(files[MODEL].resolve())}
 
     def reference_version(self) -> str:
         """Return the version of PyTorch; check that packages of its ONNX exporter are installed."""

@@ -29,11 +29,12 @@ from tvmflow.frontends.base import (
 )
 from tvmflow.frontends.frontend import (
     MODEL,
+    Files,
     ImportCall,
     NamedFile,
     OneFile,
     OneFileFrontend,
-    ReferenceCall,
+    Specs,
 )
 from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
 from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
@@ -150,14 +151,8 @@ class TfliteFrontend(OneFileFrontend):
         loaded = import_graph(converted, inner_outputs, left, call)
         return loaded._replace(states=tuple(_list_states(model, data, loaded.inputs)))
 
-    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        return {
-            "model": str(call.files[MODEL].resolve()),
-            "shapes": {spec.name: spec.shape for spec in call.inputs},
-            "outputs": [spec.name for spec in call.outputs],
-            "tensors": [spec.name for spec in call.tensors],
-            "threads": call.threads,
-        }
+    def _describe_files(self, files: Files, tensors: Specs, scratch: Path) -> dict[str, Any]:
+        return {"model": str(files[MODEL].resolve())}
 
     def reference_version(self) -> str:
         """Return the version of LiteRT."""

@@ -38,7 +38,7 @@ class _Interpreter(LoadedReference):
         path = Path(first["model"])
         content = path.read_bytes()
         model = read_model(content)
-        self._shapes: dict[str, list[int]] = first["shapes"]
+        self._shapes = {spec["name"]: spec["shape"] for spec in first["inputs"]}
         self._current: dict[int, Mapping[str, Sequence[int]]] = {}
         variables = {n: name for n, name in model.inputs.items() if model.tensors[n].is_variable}
         self._variables = {name: number for number, name in variables.items()}
