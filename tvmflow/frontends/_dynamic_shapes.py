@@ -16,6 +16,7 @@ from tvmflow.core.types import Dimension
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.graph.dynamic_shapes import (
     NoSize,
+    divide_up,
     limit_to_dimension,
     list_symbols,
     plain,
@@ -119,8 +120,6 @@ class SizeRanges:
             raise DynamicShapeProblem(
                 f"the position {position} is on neither side of 0 for all sizes"
             )
-        if isinstance(position, int) and isinstance(extent, int):
-            return min(position, extent)
         if self.is_certain(position <= extent):
             return position
         if self.is_certain(position >= extent):
@@ -128,16 +127,12 @@ class SizeRanges:
         return self.simplify(tirx.min(tirx.convert(position), tirx.convert(extent)))
 
     def at_least(self, position: Any, least: Any) -> Any:
-        if isinstance(position, int) and isinstance(least, int):
-            return max(position, least)
         if self.is_certain(position >= least):
             return position
         return self.simplify(tirx.max(tirx.convert(position), tirx.convert(least)))
 
     def divide_up(self, size: Any, divisor: int) -> Any:
-        if isinstance(size, int):
-            return -(-size // divisor)
-        return self.simplify(tirx.floordiv(size + (divisor - 1), tirx.IntImm("int64", divisor)))
+        return self.simplify(divide_up(size, divisor))
 
     def same_padding(
         self,

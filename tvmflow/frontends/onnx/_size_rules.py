@@ -61,9 +61,8 @@ def evaluate_slice(call: Call) -> Any:
     axes = call.optional(3, "axes") or range(len(starts))
     steps = call.optional(4) or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        stop = None if step < 0 and end < -data.shape[axis] else end
         cut = [slice(None)] * data.ndim
-        cut[axis] = slice(start, stop, step)
+        cut[axis] = slice(start, end, step)
         data = data[tuple(cut)]
     return data
 
@@ -95,10 +94,7 @@ def ceil(sizes: SizeRanges, value: Any) -> Any:
 def floor(sizes: SizeRanges, value: Any) -> Any:
     if not isinstance(value, Quotient):
         return value
-    whole = value.expr * value.factor.numerator
-    if isinstance(whole, int):
-        return whole // value.factor.denominator
-    return sizes.simplify(tirx.floordiv(whole, value.factor.denominator))
+    return sizes.simplify(value.expr * value.factor.numerator // value.factor.denominator)
 
 
 def elementwise(function: Callable[[SizeRanges, Any], Any]) -> SizeRule:
@@ -244,16 +240,10 @@ def follow_reshape(sizes: Sizes, node: NodeProto) -> Any:
     for axis, size in enumerate(new):
         if _is(size, -1):
             rest = math.prod([*new[:axis], *new[axis + 1 :]])
-            new[axis] = _quotient(sizes, total, sizes.simplify(rest))
+            new[axis] = sizes.simplify(total // sizes.simplify(rest))
     elements = sizes.simplify(math.prod(new))
     sizes.check_equal(total, elements, "the elements of its operand and result")
     return relax.op.reshape(data, shape_expr(new))
-
-
-def _quotient(sizes: Sizes, total: Any, rest: Any) -> Any:
-    if isinstance(total, int) and isinstance(rest, int):
-        return total // rest
-    return sizes.simplify(tirx.floordiv(tirx.convert(total), tirx.convert(rest)))
 
 
 def _is(size: Any, number: int) -> bool:
@@ -298,9 +288,7 @@ def follow_range(sizes: Sizes, node: NodeProto) -> Any:
     if not isinstance(step, int) or any(isinstance(v, Quotient) for v in (start, limit)):
         raise DynamicShapeProblem("its step is not a whole number")
     distance = limit - start if step > 0 else start - limit
-    count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
-    if not sizes.is_certain(tirx.convert(count) >= 0):
-        count = sizes.simplify(tirx.max(tirx.convert(count), tirx.IntImm("int64", 0)))
+    count = sizes.at_least(sizes.divide_up(distance, abs(step)), 0)
     values = sizes.emit(relax.op.arange(0, plain_expr(count, "int64"), 1, "int64"))
     if step != 1:
         values = sizes.emit(values * relax.const(step, "int64"))
