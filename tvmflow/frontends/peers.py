@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -61,7 +61,6 @@ PEERS: Final[Mapping[str, Peer]] = {
 }
 
 
-@contextlib.contextmanager
 def open_peer(
     name: str,
     files: Mapping[str, Path],
@@ -71,7 +70,7 @@ def open_peer(
     threads: int,
     precision: str,
     scratch: Path,
-) -> Iterator[Reference]:
+) -> AbstractContextManager[Reference]:
     """Run a model in a peer runtime, in a separate process while the block runs.
 
     Raises:
@@ -83,12 +82,8 @@ def open_peer(
 
     peer = PEERS[name]
     if peer.is_reference:
-        frontend = FRONTENDS[peer.kind]
-        with frontend.reference(
-            files, tuple(inputs), tuple(outputs), threads=threads, scratch=scratch
-        ) as reference:
-            yield reference
-        return
+        start = FRONTENDS[peer.kind].reference
+        return start(files, tuple(inputs), tuple(outputs), threads=threads, scratch=scratch)
     first = {
         "runtime": name,
         "model": str(link_files(files, scratch)),
@@ -99,7 +94,6 @@ def open_peer(
             for spec in inputs
         },
     }
-    with _reference_process.start(
-        peer.traits.name, peer.traits.install, OnnxFrontend.WORKER, first, inputs, outputs, scratch
-    ) as reference:
-        yield reference
+    framework, install = peer.traits.name, peer.traits.install
+    worker = OnnxFrontend.WORKER
+    return _reference_process.start(framework, install, worker, first, inputs, outputs, scratch)

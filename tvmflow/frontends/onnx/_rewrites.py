@@ -15,6 +15,8 @@ from tvmflow.frontends.onnx.graph import KnownValues, Replacement, is_standard
 from tvmflow.frontends.onnx.sizes import read_same_padding
 
 _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
+# From this opset on, reductions take their axes as an input.
+_AXES_INPUT_OPSET: Final = 18
 
 
 class Context(NamedTuple):
@@ -531,7 +533,11 @@ def _add_rms_norm(
     )
     epsilon = np.asarray(node.attributes.get("epsilon", 1e-5), _numpy_dtype(wide))
     offset, square = node.constant(epsilon), node.add("Mul", x, x)
-    mean = node.reduce("ReduceMean", square, range(axis, 0), node.context.opset)
+    axes = list(range(axis, 0))
+    if node.context.opset < _AXES_INPUT_OPSET:
+        mean = node.add("ReduceMean", square, axes=axes)
+    else:
+        mean = node.add("ReduceMean", square, node.constant(np.array(axes, np.int64)))
     deviation = node.add("Sqrt", node.add("Add", mean, offset))
     product = node.add("Mul", node.add("Div", x, deviation), factors)
     result = node.cast(product, wide, types[1] or known)

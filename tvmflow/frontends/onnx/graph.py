@@ -278,10 +278,6 @@ def make_evaluator(model: ModelProto) -> Callable[[Mapping[str, Any]], list[Any]
 # ---------------------------------------------------------------- replacement
 
 
-# From this opset on, reductions take their axes as an input.
-_AXES_INPUT_OPSET: Final = 18
-
-
 class Replacement:
     """The nodes that replace one node; their values' names begin with the name of its first output."""
 
@@ -310,12 +306,6 @@ class Replacement:
         names = [f"{self._prefix}.{len(self.nodes)}.{n}" for n in range(results)]
         self.nodes.append(helper.make_node(operator, inputs, names))
         return names
-
-    def reduce(self, operator: str, value: str, axes: Sequence[int], opset: int) -> str:
-        """Add a reduction that keeps the reduced axes with size 1."""
-        if opset < _AXES_INPUT_OPSET:
-            return self.add(operator, value, axes=list(axes), keepdims=1)
-        return self.add(operator, value, self.constant(np.array(axes, np.int64)), keepdims=1)
 
     def constant(self, array: Any, output: str = "") -> str:
         """Add a constant."""
