@@ -6,25 +6,14 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import onnx
 import pytest
 
+from tests.e2e.faults import inject_fault, remove_fault
 from tests.support.project import STAGES, Project
 
-FAULT_INJECTION = Path(__file__).resolve().parents[1] / "support" / "fault_injection"
 DETERMINISTIC = ("import", "lower/host", "extract_tasks/host", "build/host", "export/host")
-
-
-def inject_fault(project: Project, stage: str, fault: str, target: str = "") -> None:
-    """Make a stage misbehave in its worker: `segfault`, `hang`, `full-disk`."""
-    project.environment["PYTHONPATH"] += f":{FAULT_INJECTION}"
-    project.environment["INJECTED_FAULT"] = f"{stage}:{fault}:{target}"
-
-
-def remove_fault(project: Project) -> None:
-    project.environment["INJECTED_FAULT"] = ""
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ import pytest
 from onnx import helper
 
 import tvmflow
-from tests.e2e.test_models import MODELS, needs_models
 from tests.support.onnx_models import draw, model, value
 from tests.support.project import Project
+from tests.support.shared import MODELS, needs_models
 
 RECIPE = "recipe: 1\nname: net\nmodel: {onnx: net.onnx}\npipeline: compile\n"
 

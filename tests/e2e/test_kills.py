@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ import pytest
 
 import tvmflow
 from tests.conftest import Count
+from tests.e2e.faults import descendants
 from tests.support.project import STAGES, Project
 from tests.support.seeds import one_of_many
 from tvmflow.store.local import LocalStore
@@ -29,14 +29,6 @@ KILLS_PER_STAGE: Final = 4
 TRIALS: Final = 4
 UNTUNED: Final = ("import", "lower/host", "extract_tasks/host")
 VICTIMS: Final = ("run", "run", "session", "worker")
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below one, each before its own children."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield int(child)
-            yield from descendants(int(child))
 
 
 def processes_in(folder: Path) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_failures import inject_fault
+from tests.e2e.faults import inject_fault
 from tests.support.project import Project
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
 from tests.support.project import Project
+from tests.support.shared import MODELS, needs_models
 
-MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
-needs_models = pytest.mark.skipif(
-    not MODELS, reason="TVMFLOW_TEST_MODELS names no folder of models"
-)
 needs_mxnet = pytest.mark.skipif(
     importlib.util.find_spec("mxnet") is None, reason="the extra tvmflow[mxnet] is not installed"
 )

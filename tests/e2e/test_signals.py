@@ -18,8 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import Count
-from tests.e2e.test_failures import inject_fault, remove_fault
-from tests.e2e.test_kills import descendants
+from tests.e2e.faults import descendants, inject_fault, remove_fault
 from tests.support.interruption import Ended, RunningCommand, slow_server
 from tests.support.project import STAGES, Project
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.e2e.test_failures import inject_fault
+from tests.e2e.faults import inject_fault
 from tests.support.binaries import read_elf
 from tests.support.kernels import LEVELS, level
 from tests.support.project import Project, Ran

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from tests.e2e.test_failures import inject_fault, remove_fault
+from tests.e2e.faults import inject_fault, remove_fault
 from tests.support.project import Project
 
 DEFAULT_TOLERANCE = (", rtol: 1.0e-3, atol: 1.0e-4", "")

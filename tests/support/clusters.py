@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.small_runs import store_in
-from tvmflow.core.types import Plan
+from tvmflow.core.types import Plan, StageCall
 from tvmflow.engine import session
 from tvmflow.engine.report import RunReport
 from tvmflow.executors import ExecutorContext
@@ -124,3 +124,7 @@ def files(store: LocalStore, plan: Plan) -> dict[str, Any]:
         artifact = store.find(store.last_key(spec.recipe, spec.label) or "")
         results[spec.label] = artifact and artifact.files
     return results
+
+
+def call(stage: str, *tools: str, **settings: Any) -> StageCall:
+    return StageCall(stage, settings, {}, "", "", "", "", 1.0, dict.fromkeys(tools, "1+x"))

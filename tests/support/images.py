@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
 
+from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.module import Module
 
 Array = np.ndarray[Any, Any]
@@ -58,3 +59,21 @@ def write_images(folder: Path) -> list[Path]:
         paths.append(folder / f"{name}.png")
         Image.new("RGB", size, (level,) * 3).save(paths[-1])
     return paths
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+INPUTS: Final[dict[str, tuple[TensorSpec, dict[str, Any]]]] = {
+    "bgr": (TensorSpec("data", (1, 20, 33, 3), "int8"), {"colour": "BGR", "mean": 128}),
+    "classifier": (
+        TensorSpec("data", (2, 3, 28, 28), "float32"),
+        {"resize": 32, "crop": 28, "mean": MEAN, "std": STD},
+    ),
+    "cropped": (TensorSpec("data", (1, 1, 40, 25), "float64"), {"crop": [40, 25]}),
+    "half": (
+        TensorSpec("data", (1, 3, 17, 90), "float16"),
+        {"interpolation": "bicubic", "mean": 0.5, "std": 0.5},
+    ),
+    "letterbox": (TensorSpec("data", (1, 3, 64, 48), "float32"), {"pad": 114, "scale": 1}),
+}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -38,3 +39,11 @@ def folder_made_by(factory: pytest.TempPathFactory, module: str) -> Path:
     folder = factory.mktemp(module.rpartition(".")[2])
     subprocess.run([sys.executable, "-m", module, str(folder)], check=True)
     return folder
+
+
+MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
+
+
+needs_models = pytest.mark.skipif(
+    not MODELS, reason="TVMFLOW_TEST_MODELS names no folder of models"
+)

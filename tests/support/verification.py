@@ -21,11 +21,13 @@ from tvmflow.compiler.lowering import LoweredModel
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.graph import ir
 from tvmflow.recipe import Recipe
+from tvmflow.recipe.sections import Verify
 from tvmflow.stages import STAGES, build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import inner_tensors, latency
 from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -315,3 +317,9 @@ def _spoil(function: tirx.PrimFunc, results: int) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, rewrite))
     assert not body.same_as(function.body)
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+
+
+def settings(ranges: dict[str, Any] | None = None, **checks: Any) -> VerifySettings:
+    made = CheckSettings(**{**Verify().model_dump(), "data": False, **checks})
+    inputs = {name: InputSettings(range=range_) for name, range_ in (ranges or {}).items()}
+    return VerifySettings.model_construct(verify=made, inputs=inputs)

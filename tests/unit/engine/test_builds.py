@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.facts import seconds
+from tests.support.facts import VERDICT, speedup
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine.builds import (
@@ -32,43 +32,6 @@ def stage(stage_id: str, outcome: str = "ran", message: str = "", **facts: Any) 
 
 def report(*stages: StageReport, **more: Any) -> RunReport:
     return RunReport(stages, more.pop("delivered", ()), (), 2.0, **more)
-
-
-def speedup(median: float, low: float, high: float) -> dict[str, Any]:
-    return {"median": median, "low": low, "high": high, "pairs": 20, "is_slower": False}
-
-
-VERDICT: dict[str, Any] = {
-    "passed": True,
-    "against": "reference",
-    "samples": 3,
-    "reference": "ONNX Runtime 1.30.1",
-    "outputs": {
-        "y": {"max_abs_error": 2e-6, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5},
-        "z": {"max_abs_error": 3e-7, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-4},
-    },
-    "accuracy": 0.75,
-    "reference_accuracy": 0.76,
-    "latency": {
-        "library": seconds(1e-3, 2e-5),
-        "untuned": seconds(3e-3),
-        "reference": seconds(2.5e-3),
-    },
-    "speedup": speedup(3.0, 2.9, 3.1),
-    "profile": {
-        "kernels": {"conv": 0.7, "relu": 0.2, "add": 0.1},
-        "rules": {"tuned": 0.7, "elementwise": 0.3},
-        "without_rule": {},
-    },
-    "compared": {
-        "onnxruntime": {
-            "name": "ONNX Runtime 1.30.1",
-            "latency": seconds(4.2e-3),
-            "speedup": speedup(2.1, 2.0, 2.2),
-        },
-        "openvino": {"name": "OpenVINO", "not_timed": "it is not installed"},
-    },
-}
 
 
 def test_a_quantized_build_says_what_that_cost_and_won() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.test_builds import VERDICT
+from tests.support.facts import VERDICT
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.summary import render, summary
 

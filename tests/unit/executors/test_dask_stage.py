@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.executors.test_worker_matching import call
+from tests.support.clusters import call
 from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import StageResult

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from tests.support.clusters import call
 from tvmflow.core.types import StageCall
 from tvmflow.executors import cluster_worker
 from tvmflow.executors.cluster_worker import WorkerDescription
@@ -13,10 +12,6 @@ from tvmflow.executors.cluster_worker import WorkerDescription
 PLANNER = WorkerDescription(
     "0.1.0+aa", "linux-x86_64", "c1", "Some CPU, 2 cores", {"apache-tvm": "0.27+x", "onnx": "1+y"}
 )
-
-
-def call(stage: str, *tools: str, **settings: Any) -> StageCall:
-    return StageCall(stage, settings, {}, "", "", "", "", 1.0, dict.fromkeys(tools, "1+x"))
 
 
 def test_resources_describe_a_worker_completely() -> None:

@@ -14,29 +14,13 @@ import pytest
 
 import tvmflow
 from tests.support.exports import MODELS, Exported
+from tests.support.images import INPUTS
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import EXPORTERS, c_library
 from tvmflow.exporters.exporter import ExportRequest
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets.c_runtime import DescribedModel
-
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-INPUTS: Final[dict[str, tuple[TensorSpec, dict[str, Any]]]] = {
-    "bgr": (TensorSpec("data", (1, 20, 33, 3), "int8"), {"colour": "BGR", "mean": 128}),
-    "classifier": (
-        TensorSpec("data", (2, 3, 28, 28), "float32"),
-        {"resize": 32, "crop": 28, "mean": MEAN, "std": STD},
-    ),
-    "cropped": (TensorSpec("data", (1, 1, 40, 25), "float64"), {"crop": [40, 25]}),
-    "half": (
-        TensorSpec("data", (1, 3, 17, 90), "float16"),
-        {"interpolation": "bicubic", "mean": 0.5, "std": 0.5},
-    ),
-    "letterbox": (TensorSpec("data", (1, 3, 64, 48), "float32"), {"pad": 114, "scale": 1}),
-}
-
 
 OK, NO_IMAGE, TOO_LARGE, NO_MEMORY, NO_INPUT = range(5)
 LABELS: Final = ["cat", 'a"b\\', "??/ */ %s \u00e4\u732b"]

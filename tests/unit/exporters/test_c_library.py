@@ -19,6 +19,7 @@ from tests.support.binaries import read_elf
 from tests.support.c_library import CLibrary, buffer_of, link_parallel, write_parallel_sources
 from tests.support.exports import Array, Exported
 from tests.support.seeds import one_of_many
+from tests.unit.exporters.c_programs import EMPTY, PROGRAM
 from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime
 
@@ -260,35 +261,6 @@ def test_a_context_in_use_is_busy(exported: Exported) -> None:
     assert statuses == {BUSY} and scores.sum() == pytest.approx(1, rel=1e-4)
 
 
-EMPTY: Final = """
-#define TF_PARALLEL_LAUNCH empty_launch
-#define TF_ALLOC_WORKSPACE empty_allocate
-#define TF_FREE_WORKSPACE empty_free
-#define TF_ARENA 0u
-#define TF_STAGING 128u
-#define TF_SCRATCH 0u
-#define TF_KERNELS 0u
-#define TF_COUNTS 0u
-#define TF_MOST_TASKS 1u
-#define TF_INPUTS_BYTES0 0u
-#define TF_INPUTS_BYTES1 8u
-#define TF_OUTPUTS_BYTES0 0u
-#define TF_OUTPUTS_BYTES1 8u
-
-static const tf_output_count tf_output_counts[] = {{-1, 0}, {-1, 0}};
-#define TF_WEIGHTS empty_weights
-const unsigned char empty_weights[1];
-static const char *const tf_kernel_names[TF_KERNELS + 1] = {NULL};
-
-static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,
-                    unsigned char *const *in, unsigned char *const *out) {
-  TF_BEGIN(tf, arena, weights, in, out);
-  memcpy(out[1], in[1], TF_OUTPUTS_BYTES1);
-  return 0;
-}
-"""
-
-
 def link_empty(folder: Path, program: str = EMPTY) -> Path:
     """Link the library of a program without kernels, beside its header `empty.h`, and return it."""
     tensors = [
@@ -367,30 +339,6 @@ def test_more_memory_than_there_are_addresses_is_not_asked_for(tmp_path: Path) -
     program = EMPTY.replace("TF_SCRATCH 0u", f"TF_SCRATCH {1 << 61}u")
     library = link_empty(tmp_path, program.replace("TF_MOST_TASKS 1u", "TF_MOST_TASKS 8u"))
     assert CLibrary(library, "empty", threads=7).status == NO_MEMORY
-
-
-PROGRAM: Final = """
-#include <stdio.h>
-#include "digits.h"
-
-int main(int count, char **arguments) {
-  static float data[64], scores[10];
-  digits_context *context;
-  digits_options options = {.abi = DIGITS_ABI, .threads = 2};
-  if (digits_create(&options, &context) != DIGITS_OK) return 1;
-  FILE *images = fopen(arguments[count - 1], "rb");
-  while (fread(data, sizeof data, 1, images) == 1) {
-    digits_buffer input = {data, sizeof data}, output = {scores, sizeof scores};
-    const int status = digits_run(context, &input, DIGITS_INPUTS, &output, DIGITS_OUTPUTS);
-    if (status != DIGITS_OK) return puts(digits_message(status)), 2;
-    int best = 0;
-    for (int label = 1; label < 10; ++label) if (scores[label] > scores[best]) best = label;
-    printf("%d\\n", best);
-  }
-  fclose(images);
-  return digits_destroy(context);
-}
-"""
 
 
 @pytest.mark.slow

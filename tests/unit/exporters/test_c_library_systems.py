@@ -20,7 +20,7 @@ from tests.support import exports
 from tests.support.binaries import read_macho, read_pe
 from tests.support.exports import Attributes
 from tests.support.recipes import ROOT
-from tests.unit.exporters.test_c_library import PROGRAM
+from tests.unit.exporters.c_programs import PROGRAM, WINE, share_of_right, write_images
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,6 @@ BOARDS = {
     ),
 }
 
-WINE = shutil.which("wine64", path=os.pathsep.join((os.environ["PATH"], "/usr/lib/wine")))
 
 HEADERS: Final = {"digits.h", "digits-images.h"}
 
@@ -133,19 +132,6 @@ def test_a_program_for_windows_names_the_digits(tmp_path: Path, library: str) ->
         check=True,
     )
     assert share_of_right(done.stdout, labels) >= 0.95
-
-
-def write_images(folder: Path) -> list[int]:
-    """Write the held-out images to a file, and return their labels."""
-    images, labels = exports.held_out()
-    (folder / "images").write_bytes(images.astype("float32").tobytes())
-    return list(map(int, labels))
-
-
-def share_of_right(printed: str, labels: list[int]) -> float:
-    """The share of printed labels that are right."""
-    named = list(map(int, printed.split()))
-    return float(np.mean(np.array(named) == labels))
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ import pytest
 from tests.support import exports
 from tests.support.c_library import CLibrary
 from tests.support.exports import Array, Exported
-from tests.unit.exporters.test_c_library import EMPTY
-from tests.unit.exporters.test_c_library_systems import WINE, share_of_right, write_images
+from tests.unit.exporters.c_programs import EMPTY, WINE, share_of_right, write_images
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters.c_library import write_library
 from tvmflow.runtime.c_loader import Options

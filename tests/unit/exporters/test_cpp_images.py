@@ -13,8 +13,8 @@ from PIL import Image
 import tvmflow
 from tests.support import exports
 from tests.support.exports import MODELS, Exported
-from tests.unit.exporters.test_c_images import INPUTS
-from tests.unit.exporters.test_cpp_project import PROGRAMS, project_of, run
+from tests.support.images import INPUTS
+from tests.unit.exporters.cpp_projects import PROGRAMS, project_of, run
 from tvmflow.exporters import c_library, cpp
 from tvmflow.exporters.cpp import Library
 from tvmflow.runtime.image_files import read_pixels

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,31 +14,18 @@ import pytest
 from tests.support import exports
 from tests.support.c_library import link_parallel
 from tests.support.exports import Exported
-from tests.support.recipes import ROOT
+from tests.unit.exporters.cpp_projects import PROGRAMS, project_of, run
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import bundle, cpp
 from tvmflow.exporters.cpp import Library
 from tvmflow.exporters.exporter import ExportRequest, PartitionedModel
 from tvmflow.targets.c_runtime import DescribedModel
 
-PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"
-
 
 @pytest.fixture(scope="module")
 def program(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command line tool, compiled."""
     return exports.program_of(project_of(exported), tmp_path_factory.mktemp("cpp") / "run")
-
-
-def run(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    # an empty environment: there is no TVM and no Python to be found
-    return subprocess.run(
-        [program, *map(str, words)], capture_output=True, text=True, check=False, env={}
-    )
-
-
-def project_of(exported: Exported) -> Path:
-    return exported.dist / "digits-cpp"
 
 
 def test_it_finds_the_digits_that_python_finds(

@@ -23,8 +23,8 @@ from tests.support.onnx_models import (
     open_session,
     value,
 )
-from tests.unit.compiler.passes.test_fuse_attention import attention
-from tests.unit.frontends.onnx.test_onnx_recurrent import layer
+from tests.unit.compiler.networks import attention
+from tests.unit.frontends.onnx.models import layer
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import web_program
 from tvmflow.core.errors import StageError

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.unit.pages.test_document import full_page
+from tests.unit.pages.full_page import full_page
 from tvmflow.pages.content import Change, KernelChange
 from tvmflow.pages.document import render_page
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.test_builds import VERDICT
-from tests.unit.release.test_lock_diff import lock
+from tests.support.facts import VERDICT
+from tests.unit.release.locks import lock
 from tvmflow.cli import main
 from tvmflow.core.errors import UsageError
 from tvmflow.engine.builds import Build

@@ -6,35 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.unit.release.page_locks import lock
 from tvmflow.pages.content import Library, Page
 from tvmflow.pages.document import render_page
 from tvmflow.recipe.lock_file import (
-    LockedKernel,
-    LockedRecipe,
-    LockedTarget,
-    LockFile,
     Measurements,
 )
 from tvmflow.release.gates import MeasuredTarget, MeasurementsFile
 from tvmflow.release.page import describe_gates, describe_measurements, describe_release
-from tvmflow.tuning.trials import trial_id
 
-TARGET = LockedTarget(
-    tvm={"kind": "llvm", "mcpu": "<skylake>"},
-    cores=2,
-    measured=Measurements(latency_us=123.0, accuracy=0.5, bytes={"net.so": 1200}),
-    kernels={
-        "a": LockedKernel(names=["conv"], calls=1, untuned_us=456.0, flops=1e6),
-        "b": LockedKernel(
-            names=["pool"],
-            calls=9,
-            untuned_us=99.0,
-            tuned_us=88.0,
-            trial=trial_id([[], []]),
-            trace="[[], []]",
-        ),
-    },
-)
 CURRENT = Measurements(
     accuracy=0.9, max_abs_error=1e-6, latency_us=100.0, coverage=0.8, bytes={"net.so": 1200}
 )
@@ -59,15 +39,6 @@ VERDICT = {
         }
     },
 }
-
-
-def lock(*names: str) -> LockFile:
-    """Return a lock file in which all recipes are variants of one file."""
-    recipe = LockedRecipe(recipe="net.yaml", version="2", stages={}, targets={"host": TARGET})
-    recipes = dict.fromkeys(names or ("net",), recipe)
-    return LockFile(
-        lock=1, machine="linux-x86_64", tools={"apache-tvm": "0.27+abc"}, recipes=recipes
-    )
 
 
 def measure(compared_with: str = "all-1.0", **fields: Any) -> MeasurementsFile:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.test_builds import VERDICT
-from tests.unit.release.test_page import lock
+from tests.support.facts import VERDICT
+from tests.unit.release.page_locks import lock
 from tvmflow.core.errors import UsageError
 from tvmflow.engine.builds import Build
 from tvmflow.engine.report import RunReport, StageReport

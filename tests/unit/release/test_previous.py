@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.release.test_folder import SIZES, Releases
+from tests.unit.release.releases import SIZES, Releases
 from tvmflow.core import signing
 from tvmflow.core.errors import LockMismatch
 from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, sign_statements

@@ -8,6 +8,7 @@ import json
 import random
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 Entries = dict[str, bytes]
@@ -228,3 +229,14 @@ def damages(bundle: bytes, count: int, seed: int) -> Iterator[Damage]:
         change = _CHANGES[number % len(_CHANGES)]
         rng = random.Random(f"{seed} {number}")
         yield Damage(f"{number}: {change.__name__.strip('_')}", change(bundle, rng))
+
+
+def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
+    """The bundle with other manifest fields."""
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "manifest.json":
+                content = json.dumps({**json.loads(content), **changes}).encode()
+            new.writestr(name, content)
+    return target

@@ -10,7 +10,7 @@ from PIL import Image
 
 import tvmflow
 from tests.support.images import LABELS, brightness_module, write_images
-from tests.unit.runtime.test_module import rewritten
+from tests.unit.runtime.damage import rewritten
 from tvmflow.core.errors import BundleError
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,21 +14,11 @@ import numpy as np
 import pytest
 
 import tvmflow
+from tests.unit.runtime.damage import rewritten
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime import loading
 from tvmflow.targets.host import Host
-
-
-def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
-    """The bundle with other manifest fields."""
-    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name == "manifest.json":
-                content = json.dumps({**json.loads(content), **changes}).encode()
-            new.writestr(name, content)
-    return target
 
 
 def test_a_bundle_has_a_signature_and_runs(any_bundle: Path) -> None:

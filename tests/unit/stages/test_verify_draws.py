@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.stages.test_verify_inputs import settings
+from tests.support.verification import settings
 from tvmflow.core.errors import StageError
 from tvmflow.stages.verify import draws
 from tvmflow.stages.verify.comparison import DEFAULTS

@@ -9,9 +9,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import load_dynamic
+from tests.support.verification import settings
+from tests.unit.frontends.onnx.models import load_dynamic
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.recipe.sections import Verify
 from tvmflow.stages.verify import verdict_text
 from tvmflow.stages.verify.comparison import find_undetected, tolerance_for
 from tvmflow.stages.verify.inputs import (
@@ -23,7 +23,7 @@ from tvmflow.stages.verify.inputs import (
     run_reference_on,
 )
 from tvmflow.stages.verify.verdict import FLOAT32, Verdict
-from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
+from tvmflow.stages.verify_settings import VerifySettings
 
 DEFAULT = tolerance_for(FLOAT32, rtol=None, atol=None)
 NORMAL = "normally distributed with standard deviation 10"
@@ -62,12 +62,6 @@ def test_an_empty_output() -> None:
 
 
 # ---------------------------------------------------------------- other inputs
-
-
-def settings(ranges: dict[str, Any] | None = None, **checks: Any) -> VerifySettings:
-    made = CheckSettings(**{**Verify().model_dump(), "data": False, **checks})
-    inputs = {name: InputSettings(range=range_) for name, range_ in (ranges or {}).items()}
-    return VerifySettings.model_construct(verify=made, inputs=inputs)
 
 
 def signature(dtype: str = "float32") -> dict[str, Any]:

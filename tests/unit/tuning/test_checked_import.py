@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import tuning
 from tests.support.trials import DEVICE, TARGET, sealed
-from tests.unit.tuning.test_replay import CRASHES, GOOD, WRONG, of
+from tests.unit.tuning.traces import CRASHES, GOOD, WRONG, of
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.tuning.budget import Task

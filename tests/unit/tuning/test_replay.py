@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tests.support import tuning
-from tests.support.trials import trial
-from tvmflow.core.types import Json
+from tests.unit.tuning.traces import CRASHES, GOOD, WRONG, of
 from tvmflow.tuning.replay import replay_ledger
-from tvmflow.tuning.trials import Failure, Trial, trial_id
+from tvmflow.tuning.trials import Failure
 
-BLOCK = ["GetSBlock", [], ["b0", "main"], ["b0"]]
-LOOPS = ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]
-GOOD = [[BLOCK, LOOPS], []]
-WRONG = [[["GetSBlock", [], ["b99", "main"], ["b0"]]], []]
-# TVM divides by the factor that was decided
-CRASHES = [[BLOCK, LOOPS, ["SamplePerfectTile", ["l1"], [2, 64], ["v1", "v2"]]], [[2, [0, 0]]]]
 FAILED = Failure("apply", "error", "no such block")
-
-
-def of(trace: Json, **changes: Any) -> Trial:
-    return trial(0, trace=trace, id=trial_id(trace), **changes)
 
 
 def test_a_schedule_that_crashes_the_compiler_is_quarantined_alone(tmp_path: Path) -> None:

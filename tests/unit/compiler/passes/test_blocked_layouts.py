@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,19 @@ from tvm import relax
 
 from tests.support.kernels import FAST, LEVELS_HERE, check_alike, host_level, kernels_of, level
 from tests.support.tuning import conv, dense, model, relu, softmax
+from tests.unit.compiler.networks import (
+    Layer,
+    biased,
+    channels_of,
+    convolution,
+    depthwise,
+    pooled,
+    residual,
+    transposed,
+)
 from tvmflow.compiler import lowering
 from tvmflow.core.types import OPTIMIZED_OPERATORS
 from tvmflow.targets.tvm_target import make_target
-
-Layer = Callable[[Any, Any], Any]
 
 SLOWLY = settings(
     max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -29,49 +37,8 @@ FEW = settings(SLOWLY, max_examples=4)
 """The examples of the default tests."""
 
 
-def channels_of(value: Any) -> int:
-    return int(value.ty.shape[1])
-
-
-def convolution(out: int, kernel: tuple[int, ...], **options: Any) -> Layer:
-    """Return a convolution over sequences, images or volumes."""
-
-    def layer(value: Any, weight: Any) -> Any:
-        groups = int(options.get("groups", 1))
-        operator = getattr(relax.op.nn, f"conv{len(kernel)}d")
-        return operator(value, weight((out, channels_of(value) // groups, *kernel)), **options)
-
-    return layer
-
-
-def depthwise(kernel: tuple[int, int], **options: Any) -> Layer:
-    def layer(value: Any, weight: Any) -> Any:
-        channels = channels_of(value)
-        return relax.op.nn.conv2d(value, weight((channels, 1, *kernel)), groups=channels, **options)
-
-    return layer
-
-
-def transposed(out: int, kernel: tuple[int, ...], **options: Any) -> Layer:
-    def layer(value: Any, weight: Any) -> Any:
-        shape = (channels_of(value), out // int(options.get("groups", 1)), *kernel)
-        operator = getattr(relax.op.nn, f"conv{len(kernel)}d_transpose")
-        return operator(value, weight(shape), **options)
-
-    return layer
-
-
-def biased(value: Any, weight: Any) -> Any:
-    size = [1] * (len(value.ty.shape) - 2)
-    return relax.op.add(value, weight((1, channels_of(value), *size)))
-
-
 def scaled(value: Any, weight: Any) -> Any:
     return relax.op.multiply(value, weight((channels_of(value), 1, 1)))
-
-
-def pooled(kind: str, **options: Any) -> Layer:
-    return lambda value, _: getattr(relax.op.nn, f"{kind}_pool2d")(value, **options)
 
 
 def averaged(value: Any, _: Any) -> Any:
@@ -80,11 +47,6 @@ def averaged(value: Any, _: Any) -> Any:
 
 def sigmoid(value: Any, _: Any) -> Any:
     return relax.op.sigmoid(value)
-
-
-def residual(layer: Layer) -> Layer:
-    """Return a residual connection around a layer."""
-    return lambda value, weight: relax.op.add(value, layer(value, weight))
 
 
 def concatenated(*layers: Layer) -> Layer:

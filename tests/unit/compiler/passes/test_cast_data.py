@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from tests.support.kernels import FAST
 from tests.support.tuning import model, relu
-from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, depthwise
+from tests.unit.compiler.networks import biased, convolution, depthwise
 from tvmflow.compiler import lowering
 from tvmflow.graph import ir
 

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tests.support.kernels import LEVELS_HERE, check_alike, host_level, kernels_of, level
 from tests.support.tuning import model, relu
-from tests.unit.compiler.passes.test_blocked_layouts import (
+from tests.unit.compiler.networks import (
     Layer,
     biased,
     channels_of,

@@ -13,7 +13,7 @@ import pytest
 from tests.support.kernels import FAST, host_level, outputs
 from tests.support.onnx_models import load, open_session
 from tests.support.tflite_models import TfliteBuilder
-from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import load_dynamic
+from tests.unit.frontends.onnx.models import load_dynamic
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions

@@ -17,7 +17,7 @@ from tests.support.detectors import constants
 from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.mxnet_runs import Array, specs, write_checkpoint
 from tests.support.onnx_models import load, model, value
-from tests.unit.frontends.onnx.test_onnx_recurrent import layer
+from tests.unit.frontends.onnx.models import layer
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program import device_program
 from tvmflow.compiler.context import LoweringContext

@@ -21,7 +21,7 @@ from tests.support.kernels import (
     level,
 )
 from tests.support.tuning import conv, model, relu
-from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
+from tests.unit.compiler.networks import biased, convolution, residual
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.context import LoweringContext

@@ -12,24 +12,18 @@ from tvm import relax
 from tests.support.kernels import FAST, weights_of
 from tests.support.onnx_models import load
 from tests.support.tuning import conv, model, relu
-from tests.unit.compiler.passes.test_blocked_layouts import (
+from tests.unit.compiler.networks import (
+    CPUS,
+    attention,
     biased,
     convolution,
     depthwise,
     pooled,
     transposed,
 )
-from tests.unit.compiler.passes.test_fuse_attention import attention
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction import winograd
-from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.tvm_target import make_target
-
-CPUS = {
-    name: preset.tvm
-    for name, preset in PRESETS.items()
-    if preset.tvm and preset.tvm["kind"] == "llvm"
-}
 
 
 def as_volume(value: Any, _: Any) -> Any:

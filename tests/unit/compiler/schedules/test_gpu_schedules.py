@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tvm
-from onnx import ModelProto, helper
+from onnx import helper
 from tvm import te
 
 from tests.support import opencl
 from tests.support.onnx_models import draw, load, model, open_session, value
-from tests.unit.compiler.passes.test_fuse_attention import attention
+from tests.unit.compiler.networks import attention
+from tests.unit.compiler.schedules.gpu_kernels import Made, conv, one, product
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program.program import read_program
 from tvmflow.compiler.options import LoweringOptions
@@ -32,8 +32,6 @@ TARGET = {
 }
 OPENCL = make_target(opencl.TARGET)
 
-Made = tuple[ModelProto, dict[str, Any]]
-
 
 def test_a_rule_binds_threads_and_does_not_change_its_argument() -> None:
     """TVM's passes change their argument in place; tuned traces fit only the original."""
@@ -48,60 +46,6 @@ def test_a_rule_binds_threads_and_does_not_change_its_argument() -> None:
 
 
 # ---------------------------------------------------------------- models of one operator
-
-
-def one(
-    kind: str,
-    data: Sequence[int],
-    weights: Mapping[str, Any] | None = None,
-    *,
-    then: str = "",
-    dtype: str = "float32",
-    **attributes: Any,
-) -> Made:
-    """Return a model of one operator, and of a function of its result, with its input."""
-    names = ["data", *(weights or {})]
-    nodes = [helper.make_node(kind, names, ["result"], **attributes)]
-    if then:
-        nodes.append(helper.make_node(then, ["result"], ["end"]))
-    result = value("end" if then else "result", None, dtype)
-    typed = {
-        name: np.asarray(array).astype(_type_of(array, dtype))
-        for name, array in (weights or {}).items()
-    }
-    made = model(nodes, [value("data", data, dtype)], [result], typed)
-    return made, {"data": draw(*data, seed=3).astype(dtype)}
-
-
-def _type_of(array: Any, dtype: str) -> str:
-    own = str(np.asarray(array).dtype)
-    return dtype if own.startswith("float") else own
-
-
-def conv(
-    data: Sequence[int],
-    weights: Sequence[int],
-    *,
-    bias: bool = True,
-    then: str = "Relu",
-    **more: Any,
-) -> Made:
-    arrays = {"w": draw(*weights, seed=1)}
-    if bias:
-        arrays["b"] = draw(weights[0], seed=2)
-    return one("Conv", data, arrays, then=then, **more)
-
-
-def product(*shapes: Sequence[int], then: str = "") -> Made:
-    """Return the product of two inputs."""
-    nodes = [helper.make_node("MatMul", ["a", "b"], ["result"])]
-    if then:
-        nodes.append(helper.make_node(then, ["result"], ["end"]))
-    inputs = [value(name, shape) for name, shape in zip("ab", shapes, strict=True)]
-    made = model(nodes, inputs, [value("end" if then else "result", None)])
-    return made, {
-        name: draw(*shape, seed=i) for i, (name, shape) in enumerate(zip("ab", shapes, strict=True))
-    }
 
 
 def integers(kind: str, data: Sequence[int], weights: Sequence[int]) -> Made:

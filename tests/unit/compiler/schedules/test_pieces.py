@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
-from tests.unit.compiler.schedules.test_rules import check, choose, kernel
+from tests.unit.compiler.schedules.rule_checks import check, choose, kernel
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 Array = np.ndarray[Any, Any]

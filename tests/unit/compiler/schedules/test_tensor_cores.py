@@ -15,7 +15,7 @@ from tvm import te, tirx
 from tests.support import opencl
 from tests.support.gpu import kernels, ptxas
 from tests.support.onnx_models import draw, load
-from tests.unit.compiler.schedules.test_gpu_schedules import Made, conv, one, product
+from tests.unit.compiler.schedules.gpu_kernels import Made, conv, one, product
 from tvmflow.compiler import lowering
 from tvmflow.compiler.contraction import gpu_tiles
 from tvmflow.compiler.contraction.gpu_tiles import Tile

@@ -15,34 +15,10 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
+from tests.unit.frontends.onnx.models import Feed, single
 from tvmflow.core.errors import ImportFailed
 
 F, INT, INF = np.float32, np.int64, np.inf
-Feed = dict[str, Array]
-
-
-def single(
-    operator: str, feed: Feed, constants: Feed | None = None, opset: int = 19, **attributes: Any
-) -> tuple[onnx.ModelProto, Feed]:
-    """Return a model of one node, which reads the feed and then the constants; empty arrays are missing operands."""
-    constants = constants or {}
-    names = [name if array.size else "" for name, array in (feed | constants).items()]
-    outputs = attributes.pop("outputs", 1)
-    results = [f"y{n}" for n in range(outputs)]
-    made = model(
-        [helper.make_node(operator, names, results, **attributes)],
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in feed.items()
-        ],
-        [value(name, None) for name in results],
-        {name: array for name, array in constants.items() if array.size},
-        opset=opset,
-    )
-    made.ir_version = 10
-    for output in made.graph.output:
-        output.ClearField("type")
-    return made, feed
 
 
 SIGNS = np.array([-3.5, 3.5, -INF, INF, 2.0, -2.0], F)

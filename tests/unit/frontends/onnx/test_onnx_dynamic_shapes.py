@@ -11,87 +11,26 @@ import onnx
 import pytest
 import tvm
 from onnx import helper
-from tvm import relax
 
 from tests.support.kernels import host_level
-from tests.support.onnx_models import agree, draw, frontend, model, open_session, save, value
+from tests.support.onnx_models import agree, draw, model, open_session, value
+from tests.unit.frontends.onnx.models import BATCH, agree_at, compile_dynamic, load_dynamic
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import lower_kernels
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
+from tvmflow.core.dimensions import evaluate, find_bounds
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.core.types import Dimension
 from tvmflow.frontends._dynamic_shapes import SizeRanges
-from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx.operators import compute_sizes
 from tvmflow.frontends.onnx.sizes import SizeValue
-from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, with_dimensions
+from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES
 from tvmflow.targets.tvm_target import make_target
 
 node = helper.make_node
-BATCH = Dimension("batch", 1, 8)
 SEQ = Dimension("seq", 1, 64)
 H = Dimension(name="h", min=32, max=160, multiple_of=8)
 W = Dimension(name="w", min=32, max=160, multiple_of=8)
-
-
-def load_dynamic(
-    made: onnx.ModelProto, folder: Path, dimensions: Sequence[Dimension]
-) -> LoadedModel:
-    """Import a model with the dimensions that its inputs name."""
-    largest = {entry.name: entry.max for entry in dimensions}
-    specs = []
-    for entry in made.graph.input:
-        kind = entry.type.tensor_type
-        sizes: tuple[Size, ...] = tuple(d.dim_param or d.dim_value for d in kind.shape.dim)
-        dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        is_dynamic = any(isinstance(size, str) for size in sizes)
-        shape = evaluate_shape(sizes, largest)
-        specs.append(TensorSpec(entry.name, shape, dtype, sizes=sizes if is_dynamic else ()))
-    loaded = frontend.load(save(made, folder), tuple(specs), dimensions=dimensions)
-    main = loaded.mod.get_global_var("main")
-    loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
-    return loaded
-
-
-def compile_dynamic(loaded: LoadedModel) -> Callable[..., Any]:
-    library = (
-        lowering.lower(loaded.mod, make_target(host_level()), LoweringOptions())
-        .schedule_untuned(loaded.params, host_level(), 1)
-        .compile()
-    )
-    machine = relax.VirtualMachine(library, tvm.cpu())
-    return lambda *arrays: machine["main"](*map(tvm.runtime.tensor, arrays))
-
-
-def agree_at(
-    made: onnx.ModelProto,
-    folder: Path,
-    dimensions: Sequence[Dimension],
-    sizes: Sequence[Mapping[str, int]],
-) -> LoadedModel:
-    """Compile a model once; at all sizes its outputs, and the shapes that are said of them, are those of ONNX Runtime."""
-    loaded = load_dynamic(made, folder, dimensions)
-    run, session = compile_dynamic(loaded), open_session(made)
-    random = np.random.default_rng(0)
-    for known in sizes:
-        feed = {}
-        for spec in loaded.inputs:
-            shape = evaluate_shape(spec.sizes or spec.shape, known)
-            if spec.dtype == "float32":
-                feed[spec.name] = random.normal(size=shape).astype(np.float32)
-            else:
-                feed[spec.name] = random.integers(0, 2, shape).astype(spec.dtype)
-        result = run(*feed.values())
-        results = [result] if hasattr(result, "numpy") else list(result)
-        for spec, actual, expected in zip(
-            loaded.outputs, results, session.run(None, feed), strict=True
-        ):
-            assert evaluate_shape(spec.sizes or spec.shape, known) == expected.shape
-            np.testing.assert_allclose(
-                actual.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=spec.name
-            )
-    return loaded
 
 
 def integers(*values: int) -> Any:

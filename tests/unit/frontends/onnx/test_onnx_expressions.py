@@ -12,8 +12,7 @@ from onnx import helper
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
-from tests.unit.frontends.onnx.test_onnx_converters import single
-from tests.unit.frontends.onnx.test_onnx_dynamic_shapes import BATCH, agree_at
+from tests.unit.frontends.onnx.models import BATCH, agree_at, single
 from tvmflow.core.errors import ImportFailed
 
 F, INT = np.float32, np.int64

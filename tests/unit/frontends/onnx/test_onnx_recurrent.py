@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from tvm import tirx
 
 from tests.support.kernels import FAST, outputs
-from tests.support.onnx_models import agree, load, model, value
+from tests.support.onnx_models import agree, load, value
 from tests.support.seeds import seeds
-from tests.unit.compiler.schedules.test_every_preset import CPUS
+from tests.unit.compiler.networks import CPUS
+from tests.unit.frontends.onnx.models import STATES, layer
 from tvmflow.compiler import forms, lowering, schedules
 from tvmflow.compiler.c_program.c_kernels import make_assembly
 from tvmflow.compiler.lowering import ScheduledModel
@@ -26,64 +26,7 @@ from tvmflow.targets.tvm_target import make_target
 
 KINDS = ("LSTM", "GRU", "RNN")
 DIRECTIONS = ("forward", "reverse", "bidirectional")
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ACTIVATIONS = "Affine Elu HardSigmoid LeakyRelu Relu ScaledTanh Sigmoid Softplus Softsign Tanh ThresholdedRelu".split()
-STATES = {"LSTM": ("hidden", "cell"), "GRU": ("hidden",), "RNN": ("hidden",)}
-
-
-def layer(
-    kind: str,
-    *,
-    steps: int = 4,
-    batch: int = 1,
-    size: int = 3,
-    hidden: int = 7,
-    lengths: list[int] | None = None,
-    bias: bool = True,
-    states: bool = True,
-    peepholes: bool = False,
-    dtype: str = "float32",
-    lengths_are_input: bool = False,
-    used: tuple[str, ...] = (),
-    **attributes: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """Return a model of one layer, and inputs for it.
-
-    Args:
-        lengths_are_input: The lengths are an input, not a constant.
-        used: The outputs of the layer that the model has; empty for all.
-    """
-    random = np.random.default_rng(0)
-    directions = 2 if attributes.get("direction") == "bidirectional" else 1
-    is_batch_first = attributes.get("layout", 0)
-
-    def draw(*shape: int) -> Any:
-        return (random.normal(size=shape) / hidden**0.5).astype(dtype)
-
-    gates, weights, feed = GATES[kind] * hidden, {}, {}
-    feed["x"] = draw(*((batch, steps) if is_batch_first else (steps, batch)), size)
-    weights["w"] = draw(directions, gates, size)
-    weights["r"] = draw(directions, gates, hidden)
-    if bias:
-        weights["bias"] = draw(directions, 2 * gates)
-    if lengths:
-        (feed if lengths_are_input else weights)["lengths"] = np.array(lengths, np.int32)
-    for name in STATES[kind] if states else ():
-        outer = (batch, directions) if is_batch_first else (directions, batch)
-        feed[name] = draw(*outer, hidden)
-    if peepholes:
-        weights["peepholes"] = draw(directions, 3 * hidden)
-    operands = ("x", "w", "r", "bias", "lengths", "hidden", "cell", "peepholes")
-    names = [name if name in weights or name in feed else "" for name in operands]
-    while not names[-1]:
-        names.pop()
-    results = ["y", *(f"last_{name}" for name in STATES[kind])]
-    used = used or tuple(results)
-    made = [name if name in used else "" for name in results]
-    node = helper.make_node(kind, names, made, hidden_size=hidden, **attributes)
-    inputs = [value(name, array.shape, str(array.dtype)) for name, array in feed.items()]
-    outputs = [value(name, None, dtype) for name in results if name in used]
-    return model([node], inputs, outputs, weights, opset=14), feed
 
 
 def check(folder: Path, kind: str, **options: Any) -> None:

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, open_session, value
-from tests.unit.frontends.onnx.test_onnx_converters import single
+from tests.unit.frontends.onnx.models import single
 from tvmflow.core.errors import ImportFailed
 
 INF, NAN = np.inf, np.nan

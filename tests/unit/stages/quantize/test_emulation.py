@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,12 @@ from tests.support.kernels import run as run_model
 from tests.support.onnx_models import model, save, value
 from tests.support.tuning import conv
 from tests.support.tuning import model as model_of
-from tests.unit.stages.quantize.test_quantize import files as files
-from tests.unit.stages.quantize.test_quantize import import_files, run, settings_of
+from tests.unit.stages.quantize.quantizing import compare, import_files, run, settings_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.graph.ir_operators import RoundedData
-from tvmflow.stages import quantize
-from tvmflow.stages.base import parse_settings
-from tvmflow.stages.quantize import conversion
-from tvmflow.stages.quantize.calibration import CompiledModel, Signature
-from tvmflow.stages.quantize.insertion import insert
+from tvmflow.stages.quantize.calibration import CompiledModel
 
-Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
 
 
@@ -48,25 +41,6 @@ def test_a_rounding_is_one_operator() -> None:
     check_alike(between, host_level())
     [rounded] = [name for name in kernels_of(between, host_level()) if "round" in name]
     assert rounded.startswith("fused_conv2d_NCHWc_")
-
-
-def compare(files: dict[str, Path], batches: list[dict[str, Array]], **fields: Any) -> None:
-    """Check that the emulation is the float model with its own weights, and the quantized one with others."""
-    settings = parse_settings(quantize.run, settings_of(**fields))
-    signature = Signature(json.loads(files["import/signature.json"].read_text()))
-    plain = conversion._list_candidates(settings, signature, conversion._load(files))
-    exact = signature.compile(plain.model)
-    candidates = conversion._smooth(plain, batches)
-    possible = conversion._quantize(candidates, batches)
-    emulated = conversion._compute(candidates, possible)
-    integers = signature.compile(insert(candidates.model, candidates.layers, possible))
-    for feed in batches:
-        [name] = exact.run(feed)
-        expected, rounded = exact.run(feed)[name], integers.run(feed)[name]
-        np.testing.assert_allclose(candidates.observer.run(feed)[name], expected, rtol=0, atol=1e-5)
-        error = np.abs(rounded - expected).max()
-        # a sum of floats that is a bit off may be rounded to another integer
-        assert np.abs(emulated(feed)[name] - rounded).max() < 0.4 * error
 
 
 @pytest.mark.slow

@@ -11,8 +11,14 @@ import pytest
 from onnx import helper
 
 from tests.support.onnx_models import model, save, value
-from tests.unit.stages.quantize.test_emulation import compare
-from tests.unit.stages.quantize.test_quantize import AVX2, VNNI, import_files, run, settings_of
+from tests.unit.stages.quantize.quantizing import (
+    AVX2,
+    VNNI,
+    compare,
+    import_files,
+    run,
+    settings_of,
+)
 from tvmflow.core.errors import StageError
 from tvmflow.graph.ir_operators import GATES
 from tvmflow.targets.resolve import ResolvedTarget

@@ -13,13 +13,7 @@ import pytest
 from onnx import helper
 
 from tests.support.onnx_models import load, model, save, value
-from tests.unit.stages.quantize.test_quantize import (
-    VNNI,
-    import_files,
-    list_kernels,
-    run,
-    settings_of,
-)
+from tests.unit.stages.quantize.quantizing import VNNI, import_files, list_kernels, run, settings_of
 from tvmflow.graph import ir
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 from tvmflow.stages.quantize.calibration import Signature
