@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, TypeAlias
@@ -265,9 +265,9 @@ def find_failed_gates(comparisons: Sequence[TargetComparison], gates: Gates) -> 
     return [
         FailedGate(comparison.label, gate, message)
         for comparison in comparisons
-        for gate, (_, check) in _GATES.items()
+        for gate, check in _GATES.items()
         if (limit := getattr(gates, gate)) is not None
-        for message in check(comparison, limit)
+        for message in check(comparison, limit)[1]
     ]
 
 
@@ -294,96 +294,77 @@ def list_checked_gates(
 ) -> list[CheckedGate]:
     """Return every gate with a limit, for each recipe and target."""
     return [
-        CheckedGate(
-            label=comparison.label,
-            gate=gate,
-            limit=gates[gate],
-            value=measure(comparison),
-            is_failed=any(check(comparison, gates[gate])),
-        )
-        for gate, (measure, check) in _GATES.items()
+        CheckedGate(comparison.label, gate, gates[gate], value, is_failed=bool(problems))
+        for gate, check in _GATES.items()
         if gate in gates
         for comparison in comparisons
+        for value, problems in [check(comparison, gates[gate])]
     ]
 
 
-# ---------------------------------------------------------------- the value and the check of each gate
+# ---------------------------------------------------------------- the value and the problems of each gate
+
+_Checked: TypeAlias = tuple[float | None, list[str]]
 
 
-def _check_minimum(field: str, comparison: TargetComparison, limit: float) -> Iterator[str]:
+def _check_minimum(field: str, comparison: TargetComparison, limit: float) -> _Checked:
     value: float | None = getattr(comparison.current, field)
     if value is None:
-        if getattr(comparison.previous, field) is not None:
-            yield f"{field} is no longer measured"
-    elif value < limit:
-        yield f"{field} {value:.2%}, below {limit:.2%}"
+        is_lost = getattr(comparison.previous, field) is not None
+        return None, [f"{field} is no longer measured"] if is_lost else []
+    return value, [f"{field} {value:.2%}, below {limit:.2%}"] if value < limit else []
 
 
-def _measure_accuracy_drop(comparison: TargetComparison) -> float | None:
+def _check_accuracy_drop(comparison: TargetComparison, limit: float) -> _Checked:
     accuracy, previous = comparison.current.accuracy, comparison.previous.accuracy
-    return None if accuracy is None or previous is None else previous - accuracy
+    if accuracy is None or previous is None:
+        return None, [] if previous is None else ["accuracy is no longer measured"]
+    drop = previous - accuracy
+    text = f"accuracy {accuracy:.2%}, {drop:.2%} below the {previous:.2%} of the previous release"
+    return drop, [text] if drop > limit else []
 
 
-def _check_accuracy_drop(comparison: TargetComparison, limit: float) -> Iterator[str]:
-    drop, previous = _measure_accuracy_drop(comparison), comparison.previous.accuracy
-    if drop is None and previous is not None:
-        yield "accuracy is no longer measured"
-    elif drop is not None and drop > limit:
-        accuracy = f"{comparison.current.accuracy:.2%}"
-        yield f"accuracy {accuracy}, {drop:.2%} below the {previous:.2%} of the previous release"
-
-
-def _measure_slowdown(comparison: TargetComparison) -> float | None:
+def _check_slowdown(comparison: TargetComparison, limit: float) -> _Checked:
     seconds, previous = comparison.seconds, comparison.previous_seconds
     if seconds is None or previous is None:
-        return None
-    return 0.0 if comparison.is_same_library else seconds / previous - 1
+        is_lost = previous is not None and not comparison.is_same_library
+        return None, ["latency is no longer measured"] if is_lost else []
+    if comparison.is_same_library:
+        return 0.0, []
+    slowdown = seconds / previous - 1
+    source = "measured interleaved" if comparison.latencies else "as recorded"
+    text = (
+        f"latency {latency_text(seconds)}, {slowdown:.1%} slower than the previous release "
+        f"({latency_text(previous)}, {source})"
+    )
+    return slowdown, [text] if seconds > previous * (1 + limit) else []
 
 
-def _check_slowdown(comparison: TargetComparison, limit: float) -> Iterator[str]:
-    seconds, previous = comparison.seconds, comparison.previous_seconds
-    if previous is None or comparison.is_same_library:
-        return
-    if seconds is None:
-        yield "latency is no longer measured"
-    elif seconds > previous * (1 + limit):
-        source = "measured interleaved" if comparison.latencies else "as recorded"
-        yield (
-            f"latency {latency_text(seconds)}, {seconds / previous - 1:.1%} slower than the "
-            f"previous release ({latency_text(previous)}, {source})"
-        )
+def _check_growth(comparison: TargetComparison, limit: float) -> _Checked:
+    sizes, previous = comparison.current.bytes, comparison.previous.bytes
+    growths = {name: sizes[name] / previous[name] - 1 for name in sizes if previous.get(name)}
+    problems = [
+        f"{name} has {sizes[name]:,} bytes, {growth:.1%} more than the previous release"
+        for name, growth in growths.items()
+        if sizes[name] > previous[name] * (1 + limit)
+    ]
+    return max(growths.values(), default=None), problems
 
 
-def _measure_growth(comparison: TargetComparison) -> float | None:
-    previous = comparison.previous.bytes
-    current = comparison.current.bytes.items()
-    growths = [size / previous[name] - 1 for name, size in current if previous.get(name)]
-    return max(growths, default=None)
+def _check_size(comparison: TargetComparison, limit: float) -> _Checked:
+    sizes = comparison.current.bytes
+    large = [name for name in sizes if sizes[name] > limit]
+    problems = [f"{name} has {sizes[name]:,} bytes, more than {limit:,}" for name in large]
+    return max(sizes.values(), default=None), problems
 
 
-def _check_growth(comparison: TargetComparison, limit: float) -> Iterator[str]:
-    previous = comparison.previous.bytes
-    for name, size in comparison.current.bytes.items():
-        if name in previous and size > previous[name] * (1 + limit):
-            growth = size / previous[name] - 1
-            yield f"{name} has {size:,} bytes, {growth:.1%} more than the previous release"
-
-
-def _check_size(comparison: TargetComparison, limit: float) -> Iterator[str]:
-    for name, size in comparison.current.bytes.items():
-        if size > limit:
-            yield f"{name} has {size:,} bytes, more than {limit:,}"
-
-
-_Measure: TypeAlias = Callable[[TargetComparison], float | None]
-_Check: TypeAlias = Callable[[TargetComparison, float], Iterator[str]]
-_GATES: Final[Mapping[str, tuple[_Measure, _Check]]] = {
-    "min_accuracy": (lambda one: one.current.accuracy, partial(_check_minimum, "accuracy")),
-    "max_accuracy_drop": (_measure_accuracy_drop, _check_accuracy_drop),
-    "min_coverage": (lambda one: one.current.coverage, partial(_check_minimum, "coverage")),
-    "max_slowdown": (_measure_slowdown, _check_slowdown),
-    "max_growth": (_measure_growth, _check_growth),
-    "max_bytes": (lambda one: max(one.current.bytes.values(), default=None), _check_size),
+_GATES: Final[Mapping[str, Callable[[TargetComparison, float], _Checked]]] = {
+    "min_accuracy": partial(_check_minimum, "accuracy"),
+    "max_accuracy_drop": _check_accuracy_drop,
+    "min_coverage": partial(_check_minimum, "coverage"),
+    "max_slowdown": _check_slowdown,
+    "max_growth": _check_growth,
+    "max_bytes": _check_size,
 }
 
 
