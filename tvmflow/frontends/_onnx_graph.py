@@ -49,9 +49,7 @@ class Value(NamedTuple):
     """A tensor of the graph.
 
     Attributes:
-        name: Unique name.
         shape: Sizes, which may be symbolic.
-        dtype: NumPy's name of the dtype.
         array: Elements of a constant, or of a tensor of symbolic sizes (an object array); otherwise None.
         place: Position of the elements in a file, if they are not copied.
         is_number: Whether it is a scalar of a converter, which kernels contain as a constant, not as a weight.

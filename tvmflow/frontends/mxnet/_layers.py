@@ -91,10 +91,7 @@ def _deconvolution(op: Op) -> Value:
 def _deconvolution_padding(
     op: Op, kernel: tuple[int, ...], stride: tuple[int, ...], dilate: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return padding and output padding of each dimension.
-
-    `target_shape` determines them if it is set (MXNet: DeconvolutionParam::InferPad).
-    """
+    """Return padding and output padding; `target_shape` determines them if it is set (MXNet: InferPad)."""
     target, dims = op.integers("target_shape", ()), len(kernel)
     if not any(target):
         return per_axis(op, "pad", dims, 0), per_axis(op, "adj", dims, 0)

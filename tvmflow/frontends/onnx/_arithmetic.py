@@ -400,8 +400,6 @@ class Reduction(NamedTuple):
 
     Attributes:
         reduce: The reduction, a function of data, axes and `keepdims`.
-        before: The function applied to each element before the reduction.
-        after: The function applied to each result.
         alone: The function used if no axis is reduced; None for `before`, then `after`.
         has_float_result: Whether integers are reduced as float64.
         empty: The result for no elements; an integer dtype without this value has the nearest one.
@@ -589,10 +587,7 @@ def _average_with_gaps(node: NodeToConvert) -> Any:
 
 
 def _sum_windows(node: NodeToConvert, x: Any) -> Any:
-    """Return the sums of windows, from their means in the padded data.
-
-    TVM's divisor counts all pixels of a window, even those beyond the padded data.
-    """
+    """Return the sums of windows: TVM's means of padded data, whose divisor counts all pixels."""
     attributes, sizes = node.attributes, list_sizes(x)[2:]
     window, strides, dilations, before, after = Windows.read(
         attributes, [int(size) for size in attributes["kernel_shape"]]

@@ -250,10 +250,7 @@ def convert_stft(node: NodeToConvert) -> Any:
 def _transform(
     count: int, parts: int, length: int, *, is_inverse: bool, is_onesided: bool
 ) -> Array:
-    """Return a DFT matrix (count, parts, frequencies, result parts); parts are real and imaginary.
-
-    The `count` input values are padded or truncated to `length`.
-    """
+    """Return a DFT matrix (count, parts, frequencies, result parts) for values cut or padded to `length`."""
     is_real = is_inverse and is_onesided
     frequencies = length // 2 + 1 if is_onesided and not is_inverse else length
     if count * parts * frequencies * 2 > _MAX_FOURIER_ELEMENTS:
@@ -696,10 +693,7 @@ def _as_vector(node: NodeToConvert, value: Any, default: Any) -> Any:
 
 
 def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
-    """Return positive ranks in the order of the scores above a threshold, and 0 for other scores.
-
-    The ranks replace the scores, because TVM does not suppress boxes with negative scores.
-    """
+    """Return positive ranks of scores above a threshold, else 0: TVM does not suppress negative scores."""
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     indices = node.emit(relax.op.argsort(order, dtype="int64"))
     ranks = relax.const(list_sizes(scores)[-1], "int64") - indices

@@ -388,10 +388,7 @@ _MAX_UNROLLED_NODES: Final = 4 * MAX_UNROLLED_NODES
 
 
 def unroll_loops(model: ModelProto) -> ModelProto:
-    """Replace each Scan and Loop of the main graph by its iterations.
-
-    A loop stays if its number of iterations is unknown or too large.
-    """
+    """Replace each Scan and Loop of the main graph by its iterations, if these are known and few."""
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
     known, opset = known_values(model), opset_of(model)

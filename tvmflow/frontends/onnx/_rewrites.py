@@ -214,10 +214,7 @@ def rewrite_mish(node: Rewriting) -> str | None:
 
 
 def _add_tanh_of_softplus(node: Rewriting, x: str, kind: int) -> str:
-    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x).
-
-    This formula neither loses digits nor overflows.
-    """
+    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s), s = sigmoid(x), which loses no digits."""
     two = node.constant(np.array(2, _numpy_dtype(kind)))
     s = node.add("Sigmoid", x)
     p = node.add("Mul", s, node.add("Sub", two, s))
@@ -331,10 +328,7 @@ def _parameter(node: Rewriting, position: int) -> str:
 
 
 def _real(node: Rewriting, position: int, axis: int = 1) -> str:
-    """Return an operand dequantized; its scale and zero point are the next two operands.
-
-    If there are several scales, `axis` is the axis of channels.
-    """
+    """Return an operand, dequantized by the next two operands along the `axis` of channels."""
     parameters = (_parameter(node, position + 1), _parameter(node, position + 2))
     return node.add("DequantizeLinear", node.name(position), *parameters, axis=axis)
 

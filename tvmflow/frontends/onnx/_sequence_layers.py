@@ -158,9 +158,6 @@ def _attend(
 
     Queries, keys and values have the shape (batch, heads, steps, width). The keys in `past`, if it is not None,
     come first. The bias is added to the scores.
-
-    Raises:
-        DynamicShapeProblem: when sizes that must be equal may differ.
     """
     batch, heads, steps, width = list_sizes(queries)
     length = list_sizes(keys)[2]
@@ -192,10 +189,7 @@ def _attend(
 
 
 def convert_attention(node: NodeToConvert) -> Any:
-    """Convert Attention, which computes queries, keys and values from data and weights.
-
-    The second result has all keys and values, including the past ones.
-    """
+    """Convert Attention with weights; the second result has all keys and values, past ones first."""
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
     x, weights, offsets, mask, past, bias = (node.operand(index) for index in range(6))

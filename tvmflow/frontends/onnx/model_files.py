@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -373,12 +374,7 @@ def _check_edges(graph: GraphProto, outer: list[set[str]], where: str = "") -> N
 
 
 def _first_repeated(names: Sequence[str]) -> str:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return ""
+    return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
 # ---------------------------------------------------------------- tensors

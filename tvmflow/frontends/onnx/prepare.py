@@ -318,10 +318,7 @@ def _is_foldable(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> 
 
 
 def _fits(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], room: int) -> bool:
-    """Return whether a node's results are small enough for constant folding.
-
-    There is room for `room` more elements of folded constants; shapes are folded even without room.
-    """
+    """Return whether a node's results fit into `room` more elements; shapes are folded even without."""
     counts = [math.prod(shapes[name]) for name in node.output if name in shapes]
     limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
     if max(counts, default=0) > limit:

@@ -167,10 +167,7 @@ def export_to_onnx(
 
 
 def _run(request: Json, folder: Path, output: int, errors: int | None = None) -> tuple[int, Json]:
-    """Run the worker; return its exit code, and its answer or None.
-
-    `output` and `errors` are the file descriptors of its standard output and error.
-    """
+    """Run the worker with these file descriptors; return its exit code, and its answer or None."""
     # Imported here because this module imports NumPy.
     from tvmflow.frontends._reference_process import worker_environment
 

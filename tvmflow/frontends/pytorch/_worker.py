@@ -71,9 +71,6 @@ def open_program(
 
     The program returns a flat tuple: outputs, changed buffers, then inner tensors. Changed buffers are also its last
     inputs. `containers` (see `Archive`) need not be importable.
-
-    Raises:
-        Problem: if PyTorch rejects the file, or a name in `tensors` is not a tensor.
     """
     torch = import_torch()
     for name, fields in containers.items():
@@ -174,10 +171,7 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 def _hold_buffers(
     torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
 ) -> tuple[Any, list[Any]]:
-    """Return a program with buffers as last inputs and as outputs, and the buffers' initial content.
-
-    The buffers' outputs are inserted before the inner tensors.
-    """
+    """Return a program with buffers as last inputs and as outputs before inner tensors; and their content."""
     from torch.export import graph_signature as kinds
     from torch.utils import _pytree as pytree
 
@@ -548,10 +542,7 @@ def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> 
 def _slice_scatter(
     torch: Any, x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Any:
-    """Replace a slice whose start depends on values.
-
-    The exporter gives the slice a dynamic size although its source has a fixed one.
-    """
+    """Replace a slice whose start depends on values, which the exporter would give a dynamic size."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     count = src.size(dim)

@@ -47,14 +47,7 @@ def convert(
     bound: Mapping[str, Array] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
 ) -> tuple[onnx.ModelProto, int]:
-    """Convert a model to ONNX.
-
-    Returns:
-        The ONNX model, and the number of inner tensors, which are its last outputs.
-
-    Raises:
-        ImportFailed: with operator and tensor, or if a name in `tensors` is not a tensor of the model.
-    """
+    """Return the ONNX model, whose last outputs are the inner tensors, and the number of these."""
     graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
     numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
@@ -135,10 +128,7 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
 
 
 def _without_padding(operation: Operation) -> tuple[int, list[int]]:
-    """Return the input of a convolution and the zero padding around it.
-
-    Models from other frameworks have a separate padding operator, which is fused into the convolution.
-    """
+    """Return the input of a convolution and the zero padding around it, which may be another operator."""
     number = operation.number(0)
     none = [0] * (2 * (operation.rank(0) - 2))
     return operation.tensors.padded.get(number, (number, none))

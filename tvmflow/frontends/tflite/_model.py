@@ -303,12 +303,9 @@ class Tensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        name: Name in the file; may be empty.
         dtype: NumPy's name of the dtype, or TFLite's if NumPy does not have it.
         dims: Sizes, −1 for dynamic ones. Sizes of results are placeholders: they follow from the inputs.
         data: Start and end of the values in the file; None for a computed tensor.
-        quantization: Quantization parameters; None for plain values.
-        is_sparse: Whether the values are stored in a sparse format.
         is_variable: Whether the tensor keeps its values between calls.
     """
 
@@ -327,7 +324,6 @@ class Operator(NamedTuple):
     Attributes:
         name: Name in `BuiltinOperator`; for custom operators `CUSTOM` and the operator's name.
         inputs: Tensor indices, negative for omitted operands.
-        outputs: Tensor indices.
         options: Options by name; empty for an unsupported operator.
     """
 

@@ -297,10 +297,7 @@ def pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[int]:
-    """Return the padding of a window: for each axis before the data, then for each axis after.
-
-    With `SAME` padding there are ⌈size / stride⌉ results, and odd padding has one more pixel after the data.
-    """
+    """Return the padding of a window: for each axis before the data, then for each axis after."""
     if operation.options["padding"] != _SAME:
         return [0] * (2 * len(sizes))
     return operation.graph.ranges.same_padding(sizes, kernel, strides, dilations)
