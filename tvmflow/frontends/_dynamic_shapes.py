@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -33,22 +34,26 @@ class DynamicShapeProblem(ValueError):
 
 
 class SizeRanges:
-    """Simplification and comparison of symbolic sizes by the ranges of dimensions."""
+    """Simplification and comparison of symbolic sizes by the ranges of dimensions, the `symbols`."""
 
-    def __init__(self, dimensions: Sequence[Dimension]) -> None:
+    def __init__(
+        self, dimensions: Sequence[Dimension], symbols: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._dimensions = {entry.name: entry for entry in dimensions}
+        self.symbols = symbols or {name: tirx.Var(name, "int64") for name in self._dimensions}
         self._analyzer = tvm.sym.Analyzer()
         # This analyzer represents each dimension as a multiple of its `multiple_of`.
         self._by_multiples = tvm.sym.Analyzer()
-        self._bound = set[str]()
+        for name, entry in self._dimensions.items():
+            var = self.symbols[name]
+            self._analyzer.bind(var, range_of(entry.min, entry.max, "int64"))
+            limit_to_dimension(self._by_multiples, var, entry)
         self._seen: list[Any] = []
 
     def simplify(self, size: Any) -> Any:
         """Simplify a size; return an int if it is constant."""
         if isinstance(size, int | np.integer):
             return int(size)
-        for var in list_symbols(size):
-            self._bind(var)
         simple = self._analyzer.simplify(size)
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
 
@@ -61,8 +66,6 @@ class SizeRanges:
         """Return whether a condition provably holds for all sizes."""
         if isinstance(condition, bool | np.bool_):
             return bool(condition)
-        for var in list_symbols(condition):
-            self._bind(var)
         return bool(self._analyzer.can_prove(condition))
 
     def is_equal(self, one: Any, other: Any) -> bool:
@@ -181,15 +184,6 @@ class SizeRanges:
             text = f"its result has {elements:,} elements at {names}, and the limit is {MAX_ELEMENTS:,}"
             raise DynamicShapeProblem(f"{text}; lower `max` under `dimensions`")
         return True
-
-    def _bind(self, var: Any) -> None:
-        """Bind a dimension to its range in the analyzers, once."""
-        dimension = self._dimensions.get(var.name)
-        if dimension is None or var.name in self._bound:
-            return
-        self._bound.add(var.name)
-        self._analyzer.bind(var, range_of(dimension.min, dimension.max, str(var.ty)))
-        limit_to_dimension(self._by_multiples, var, dimension)
 
 
 def shape_text(sizes: Sequence[Any]) -> str:

@@ -90,7 +90,6 @@ class Graph:
 
     def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
         self.ranges = SizeRanges(dimensions)
-        self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
         self._dimensions = tuple(dimensions)
         self._indices: dict[str, tuple[Value, int]] = {}
         self._nodes: list[onnx.NodeProto] = []
@@ -104,7 +103,7 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        return bool(self._symbols)
+        return bool(self._dimensions)
 
     def input(self, spec: TensorSpec) -> Value:
         self._names.add(spec.name)
@@ -114,7 +113,7 @@ class Graph:
             if is_name(size):
                 largest = Value(spec.name, spec.shape, spec.dtype)
                 self._indices.setdefault(size, (largest, axis))
-        shape = [read_size(size, self._symbols) for size in sizes]
+        shape = [read_size(size, self.ranges.symbols) for size in sizes]
         return Value(spec.name, self._see(shape), spec.dtype)
 
     def _see(self, sizes: Sequence[IrSize]) -> tuple[IrSize, ...]:
@@ -227,7 +226,7 @@ class Graph:
             for v in operands
             if v.array is not None and v.has_dynamic_elements
         }
-        kinds = infer_results(single, known, self._symbols, self._dimensions)
+        kinds = infer_results(single, known, self.ranges.symbols, self._dimensions)
         self._append(node, operands)
         return [
             Value(name, self._see(kind.shape.values), str(kind.dtype))

@@ -16,7 +16,7 @@ import onnx
 import tvm
 import tvm_ffi
 from onnx import ModelProto, NodeProto
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.core.dimensions import WrongSize, evaluate_shape
@@ -243,11 +243,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             node.input[0] for node in branch_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, Array]] = {}
-        names = [entry.name for entry in dimensions]
-        self._symbols = symbols or {name: tirx.Var(name, "int64") for name in names}
         self._sizes: Sizes | None = None
         if dimensions:
-            self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions, known)
+            self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions, known, symbols)
 
     def import_model(self) -> tvm.IRModule:
         """Import the model, with a variable for every expression."""
@@ -284,7 +282,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 self._num_input += 1
                 self._input_names.append(name)
                 dims = value.type.tensor_type.shape.dim
-                shape = [read_size(dim.dim_param or dim.dim_value, self._symbols) for dim in dims]
+                symbols = self._sizes.symbols if self._sizes else {}
+                shape = [read_size(dim.dim_param or dim.dim_value, symbols) for dim in dims]
                 self._nodes[name] = self._new_var(name, shape, self._dtype[name])
             self._inputs[name] = self._nodes[name]
 

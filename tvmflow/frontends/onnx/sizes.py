@@ -113,8 +113,9 @@ class Sizes(SizeRanges):
         weights: Mapping[str, tuple[Any, Array]],
         dimensions: Sequence[Dimension],
         known: Mapping[str, SizeValue],
+        symbols: Mapping[str, Any],
     ) -> None:
-        super().__init__(dimensions)
+        super().__init__(dimensions, symbols)
         self._builder = builder
         self._nodes = nodes
         self._weights = weights
