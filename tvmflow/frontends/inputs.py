@@ -31,9 +31,6 @@ SIZE: Final = "SIZE"
 MAX_DIMENSION_NAME: Final = 64
 """Maximum characters of a dimension's name."""
 
-DIMENSION_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Pattern of dimension names, which also includes reserved names."""
-
 _BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
 _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 
@@ -400,7 +397,7 @@ class _DimensionNames:
 def is_dimension_name(name: str) -> bool:
     """Return whether a name is valid for a dimension: an identifier that is not reserved in expressions."""
     is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
-    is_identifier = re.fullmatch(DIMENSION_PATTERN, name) is not None
+    is_identifier = name.isascii() and name.isidentifier()
     return is_identifier and not is_reserved and len(name) <= MAX_DIMENSION_NAME
 
 
