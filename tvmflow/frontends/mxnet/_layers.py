@@ -110,15 +110,24 @@ def _deconvolution_padding(
 
 
 def _pool(op: Op, pools: Mapping[str, _Pool]) -> Value:
-    dims = spatial_rank(op)
-    size = op.sizes()[2:]
-    if any(map(is_dynamic, size)):
-        return _pool_dynamic(op, pools)
+    dims, size = spatial_rank(op), op.sizes()[2:]
+    has_fixed_size = not any(map(is_dynamic, size))
+    kind = op.choice("pool_type", "max", tuple(pools))
+    op.ignore("p_value", "count_include_pad")
     if op.flag("global_pool", False):
         op.ignore("kernel", "stride", "pad", "pooling_convention")
-        kernel, stride, before, out = size, (1,) * dims, (0,) * dims, (1,) * dims
+        if not has_fixed_size and kind in _GLOBAL_POOLS:
+            return op.reduce(_GLOBAL_POOLS[kind], op[0], range(2, op.rank()), keep=True)
+        kernel, stride, before, out = op.fixed(size), (1,) * dims, (0,) * dims, (1,) * dims
     else:
-        kernel, stride, before, convention = _read_windows(op, dims)
+        if not op.has("kernel"):
+            op.refuse("the attribute kernel is missing")
+        kernel = per_axis(op, "kernel", dims, 1)
+        stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
+        convention = op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
+        if not has_fixed_size:
+            windows = _Windows(size, kernel, stride, before, after=before, out=size)
+            return _pool_dynamic(op, pools, kind, windows, convention)
         out = tuple(map(_OUTPUT_SIZES[convention], size, kernel, stride, before))
     # Padding after the data completes the last window, so that the rounding mode does not matter.
     after = tuple(
@@ -126,31 +135,17 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Value:
         for o, s, k, n, b in zip(out, stride, kernel, size, before, strict=True)
     )
     windows = _Windows(size=size, kernel=kernel, stride=stride, before=before, after=after, out=out)
-    kind = op.choice("pool_type", "max", tuple(pools))
-    if kind != "lp":
-        op.ignore("p_value")
-    if kind != "avg":
-        op.ignore("count_include_pad")
     return pools[kind](op, windows)
 
 
-def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Value:
+def _pool_dynamic(
+    op: Op, pools: Mapping[str, _Pool], kind: str, windows: _Windows, convention: str
+) -> Value:
     """Pool images of dynamic size; the divisor of averages must not depend on the size."""
-    dims, size = spatial_rank(op), op.sizes()[2:]
-    kind = op.choice("pool_type", "max", tuple(pools))
-    op.ignore("p_value", "count_include_pad")
-    if op.flag("global_pool", False):
-        op.ignore("kernel", "stride", "pad", "pooling_convention")
-        if kind not in _GLOBAL_POOLS:
-            op.fixed(size)
-        return op.reduce(_GLOBAL_POOLS[kind], op[0], range(2, op.rank()), keep=True)
-    kernel, stride, before, convention = _read_windows(op, dims)
+    size, kernel, stride, before, _, _ = windows
     rests = [n + 2 * b - k for n, b, k in zip(size, before, kernel, strict=True)]
     is_whole = all(
         op.ranges.is_equal(rest // s * s, rest) for rest, s in zip(rests, stride, strict=True)
-    )
-    windows = _Windows(
-        size=size, kernel=kernel, stride=stride, before=before, after=before, out=size
     )
     is_rounded_up = convention == "full" and not is_whole
     if kind == "max":
@@ -164,17 +159,6 @@ def _pool_dynamic(op: Op, pools: Mapping[str, _Pool]) -> Value:
         includes = int(op.flag("count_include_pad", True))
         return windows.pool(op, "AveragePool", op[0], count_include_pad=includes)
     return pools[kind](op, windows)
-
-
-def _read_windows(
-    op: Op, dims: int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]:
-    """Return kernel, stride and padding of each dimension, and the rounding convention."""
-    if not op.has("kernel"):
-        op.refuse("the attribute kernel is missing")
-    kernel = per_axis(op, "kernel", dims, 1)
-    stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
-    return kernel, stride, before, op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
 
 
 class _Windows(NamedTuple):

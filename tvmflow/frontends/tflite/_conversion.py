@@ -110,6 +110,7 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
     kernel = weights.shape[2:]
     strides, dilations = (_window(operation, name, axes) for name in ("stride", "dilation"))
     bias = operation.bias(2, 0, 1)
+    padding = np.add(pads(operation, sizes, kernel, strides, dilations), around).tolist()
     result = operation.graph.add(
         "Conv",
         *(data, weights, *((bias,) if bias else ())),
@@ -117,12 +118,7 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
         kernel_shape=kernel,
         strides=strides,
         dilations=dilations,
-        pads=[
-            width + more
-            for width, more in zip(
-                pads(operation, sizes, kernel, strides, dilations), around, strict=True
-            )
-        ],
+        pads=padding,
     )
     operation.write(result, first=True)
 
