@@ -105,31 +105,29 @@ def _unpack(operation: Operation) -> None:
 
 def _split_evenly(operation: Operation) -> None:
     value, first = operation.in_its_order(1)
-    axis, count = operation.axis(0, value.rank), len(operation.outputs)
-    size = value.shape[axis_in(axis, value.rank, first)]
+    axis = axis_in(operation.axis(0, value.rank), value.rank, first)
+    size, count = value.shape[axis], len(operation.outputs)
     if not is_dynamic(size) and size % count:
         raise operation.refusal(f"of {size} entries to {count} outputs")
     if not operation.graph.ranges.is_equal(size // count * count, size):
         operation.fixed([size])
-    _write_parts(operation, 1, axis, [size // count] * count)
+    _write_parts(operation, value, axis, [size // count] * count, first)
 
 
 def _split_by_sizes(operation: Operation) -> None:
     lengths = operation.integers(1)
     sizes: list[IrSize] = list(lengths)
     value, first = operation.in_its_order()
-    axis = operation.axis(2, value.rank)
+    axis = axis_in(operation.axis(2, value.rank), value.rank, first)
     if -1 in lengths:
-        size = value.shape[axis_in(axis, value.rank, first)]
-        sizes[lengths.index(-1)] = size - sum(lengths) - 1
-    _write_parts(operation, 0, axis, sizes)
+        sizes[lengths.index(-1)] = value.shape[axis] - sum(lengths) - 1
+    _write_parts(operation, value, axis, sizes, first)
 
 
-def _write_parts(operation: Operation, position: int, axis: int, sizes: list[IrSize]) -> None:
-    value, first = operation.in_its_order(position)
-    for index, part in enumerate(
-        operation.graph.split(value, axis_in(axis, value.rank, first), sizes)
-    ):
+def _write_parts(
+    operation: Operation, value: Value, axis: int, sizes: list[IrSize], first: bool
+) -> None:
+    for index, part in enumerate(operation.graph.split(value, axis, sizes)):
         operation.write(part, index, first=first)
 
 
@@ -187,12 +185,9 @@ def _shape(operation: Operation) -> None:
 
 
 def _zeros_like(operation: Operation) -> None:
-    shape = _shape_of(operation)
-    if any(map(is_dynamic, shape)):
-        zero = operation.graph.constant(0, operation.output_dtype())
-        operation.write(operation.graph.add("Expand", zero, operation.graph.integers(shape)))
-        return
-    _write_constant(operation, np.zeros(shape))
+    zero = operation.graph.constant(0, operation.output_dtype())
+    shape = operation.graph.integers(_shape_of(operation))
+    operation.write(operation.graph.add("Expand", zero, shape))
 
 
 def _range(operation: Operation) -> None:
@@ -230,28 +225,18 @@ def _strided_slice(operation: Operation) -> None:
     bounds = [operation.sizes(position) for position in (1, 2, 3)]
     entries = _entries(operation, bounds, value.rank)
     slices: dict[int, slice] = {}
-    shape: list[IrSize] = []
-    axis = 0
-    for entry in entries:
-        if entry is None:
-            shape.append(1)
-            continue
+    for axis, entry in enumerate(entry for entry in entries if entry is not None):
+        slices[axis] = entry
         if not isinstance(entry, slice):
             size, is_certain = value.shape[axis], operation.graph.ranges.is_certain
             start = entry + size if is_certain(entry < 0) else entry
             if not (is_certain(start >= 0) and is_certain(start < size)):
-                raise operation.refusal(f"at index {entry} of {value.shape[axis]}")
+                raise operation.refusal(f"at index {entry} of {size}")
             slices[axis] = slice(start, start + 1)
-        else:
-            slices[axis] = entry
-            start, stop, step = operation.graph.bounds(entry, value.shape[axis])
-            if any(map(is_dynamic, (start, stop, value.shape[axis]))):
-                length = stop - start if step > 0 else value.shape[axis]
-                shape.append(operation.graph.ranges.divide_up(length, abs(step)))
-            else:
-                shape.append(len(range(start, stop, step)))
-        axis += 1
     result = operation.graph.cut(value, slices)
+    sizes = iter(result.shape)
+    kept = [(entry, 1 if entry is None else next(sizes)) for entry in entries]
+    shape = [size for entry, size in kept if entry is None or isinstance(entry, slice)]
     operation.write(operation.graph.reshape(result, shape))
 
 

@@ -475,12 +475,9 @@ def _batch_to_space(operation: Operation) -> None:
     value = graph.transpose(value, [count, *pairs, *last])
     full = [size * block for size, block in zip(sizes, blocks, strict=True)]
     value = graph.reshape(value, [batch, *full, *rest])
-    if crops.any():
-        starts = crops[:, 0].tolist()
-        ends = [size - int(end) for size, end in zip(full, crops[:, 1], strict=True)]
-        bounds = (starts, ends, list(range(1, count + 1)))
-        value = graph.add("Slice", value, *map(graph.integers, bounds))
-    operation.write(value)
+    pairs_of_crops = zip(full, crops.tolist(), strict=True)
+    parts = [slice(start, size - end) for size, (start, end) in pairs_of_crops]
+    operation.write(graph.cut(value, dict(enumerate(parts, 1))))
 
 
 # ---------------------------------------------------------------- arithmetic
