@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.formatting import excerpt, limit_lines, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.custom_operators.loading import Operators
@@ -195,18 +195,13 @@ def _check_operators(symbol: Symbol, live: Sequence[int], operators: Operators) 
         if not is_known:
             unknown.setdefault(label(node), []).append(quoted(node.name))
     if unknown:
-        lines = []
-        for op, nodes in unknown.items():
-            rest = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-            lines.append(f"  {excerpt(op)}: node {', '.join(nodes[:5])}{rest}")
-        more = [f"  and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
+        lines = [f"{excerpt(op)}: node {names_text(nodes, 5)}" for op, nodes in unknown.items()]
+        listed = "".join(f"\n  {line}" for line in limit_lines(lines, _MAX_LISTED))
         fix = "end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again"
         if any(name.startswith(CUSTOM) for name in unknown):
             fix += "; or " + OWN_FIX.format(name="OP_TYPE", domain=f'"{DOMAIN}"')
-        listed = "\n".join([*lines[:_MAX_LISTED], *more])
-        raise ImportFailed(
-            f"the model has operators that tvmflow does not support:\n{listed}", fix=fix
-        )
+        text = f"the model has operators that tvmflow does not support:{listed}"
+        raise ImportFailed(text, fix=fix)
 
 
 def _check_names(

@@ -263,11 +263,9 @@ def fold_shapes(model: ModelProto) -> ModelProto:
         if node.op_type not in ("Shape", "Size") or node.input[0] not in shapes:
             kept.append(node)
             continue
-        array, attributes = np.asarray(shapes[node.input[0]], np.int64), attributes_of(node)
-        if node.op_type == "Size":
-            array = np.prod(array, keepdims=False, dtype=np.int64).reshape(())
-        else:
-            array = array[attributes.get("start", 0) : attributes.get("end", len(array))]
+        sizes, attributes = np.array(shapes[node.input[0]], np.int64), attributes_of(node)
+        part = sizes[attributes.get("start", 0) : attributes.get("end", len(sizes))]
+        array = np.asarray(sizes.prod()) if node.op_type == "Size" else part
         model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
     replace_nodes(model.graph, kept)
     return model
