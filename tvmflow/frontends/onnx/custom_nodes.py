@@ -125,18 +125,32 @@ class CustomNodes:
         self, node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder
     ) -> list[Any]:
         """Return the results of a marked node, each as a variable."""
-        use = self._uses[node.op_type]
-        name, described = node_name(node), describe_node(node, use.operator, use.version)
-        results = _call_operator(
-            self._operators, use.operator, described, name, inputs, node.output, builder
-        )
-        for output, result in zip(node.output, results, strict=True):
-            dtype = _tensor_of(result).dtype
-            if self._dtypes.get(output, dtype) != dtype:
-                declared = self._dtypes[output]
+        use, name = self._uses[node.op_type], node_name(node)
+        operator = use.operator
+        operands = [None if value is None else builder.emit(value) for value in inputs]
+        tensors = [None if operand is None else _tensor_of(operand) for operand in operands]
+        described = describe_node(node, operator, use.version, tensors)
+        described = replace(described, _builder=builder, _sources=self._operators.sources)
+        results = self._operators.call(operator, operator.implement, described, *operands)
+        if isinstance(results, relax.Tuple):
+            results = list(results.fields)
+        results = list(results) if isinstance(results, list | tuple) else [results]
+        if len(results) < described.outputs:
+            text = f"returns {len(results)} results for {described.outputs} outputs"
+            raise _operator_error(operator, name, text)
+        emitted = []
+        for output, result in zip(node.output, results, strict=False):
+            try:
+                emitted.append(builder.emit(result))
+                dtype = _tensor_of(emitted[-1]).dtype
+            except Exception as error:
+                what = f" for {quoted(output)}" if output else ""
+                text = f"returns no tensor{what}: {excerpt(str(error))}"
+                raise _operator_error(operator, name, text) from error
+            if (declared := self._dtypes.get(output, dtype)) != dtype:
                 text = f"returns {dtype} for {quoted(output)}, which is {declared} in the model"
-                raise _operator_error(use.operator, name, text)
-        return results
+                raise _operator_error(operator, name, text)
+        return emitted
 
 
 NO_OPERATORS: Final = CustomNodes(Operators())
@@ -144,7 +158,7 @@ NO_OPERATORS: Final = CustomNodes(Operators())
 
 
 def describe_node(
-    node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None] = ()
+    node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None]
 ) -> Node:
     """Return the description of a node for the operator's implementation and reference."""
     attributes = attributes_of(node)
@@ -165,38 +179,6 @@ def describe_node(
         inputs=tuple(inputs),
         outputs=len(node.output),
     )
-
-
-def _call_operator(
-    operators: Operators,
-    operator: Operator,
-    node: Node,
-    name: str,
-    inputs: Sequence[Any],
-    outputs: Sequence[str],
-    builder: relax.BlockBuilder,
-) -> list[Any]:
-    """Call an operator's implementation for a node; return its results, each as a variable."""
-    operands = [None if value is None else builder.emit(value) for value in inputs]
-    tensors = tuple(None if operand is None else _tensor_of(operand) for operand in operands)
-    node = replace(node, inputs=tensors, _builder=builder, _sources=operators.sources)
-    results = operators.call(operator, operator.implement, node, *operands)
-    if isinstance(results, relax.Tuple):
-        results = list(results.fields)
-    results = list(results) if isinstance(results, list | tuple) else [results]
-    if len(results) < node.outputs:
-        text = f"returns {len(results)} results for {node.outputs} outputs"
-        raise _operator_error(operator, name, text)
-    emitted = []
-    for output, result in zip(outputs, results, strict=False):
-        try:
-            emitted.append(builder.emit(result))
-            _tensor_of(emitted[-1])
-        except Exception as error:
-            what = f" for {quoted(output)}" if output else ""
-            text = f"returns no tensor{what}: {excerpt(str(error))}"
-            raise _operator_error(operator, name, text) from error
-    return emitted
 
 
 def _tensor_of(expr: Any) -> Tensor:
