@@ -49,8 +49,9 @@ def _take(node: NodeToConvert, x: Any, index: int, axis: int = 0) -> Any:
     return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=axis))
 
 
-def _fields(node: NodeToConvert, x: Any, count: int) -> list[Any]:
-    return [node.emit(relax.TupleGetItem(x, n)) for n in range(count)]
+def _split(node: NodeToConvert, x: Any, cuts: Sequence[int], axis: int) -> list[Any]:
+    parts = node.builder.emit(relax.op.split(x, cuts, axis))
+    return [node.emit(relax.TupleGetItem(parts, n)) for n in range(len(cuts) + 1)]
 
 
 # ---------------------------------------------------------------- norms
@@ -196,10 +197,8 @@ def convert_attention(node: NodeToConvert) -> Any:
     heads, units = int(node.attributes["num_heads"]), list_sizes(weights)[1]
     sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", ())] or [units // 3] * 3
     product = _add(node, node.emit(relax.op.matmul(x, weights)), offsets)
-    parts = node.builder.emit(relax.op.split(product, np.cumsum(sizes)[:2].tolist(), 2))
-    queries, keys, values = (
-        _split_heads(node, node.emit(relax.TupleGetItem(parts, n)), heads) for n in range(3)
-    )
+    parts = _split(node, product, np.cumsum(sizes)[:2].tolist(), 2)
+    queries, keys, values = (_split_heads(node, part, heads) for part in parts)
     past_keys = None
     if past is not None:
         past_keys, past_values = (node.builder.emit(_take(node, past, n)) for n in range(2))
@@ -225,8 +224,7 @@ def convert_multi_head_attention(node: NodeToConvert) -> Any:
         raise ValueError("queries, keys and values in one tensor are not supported")
     if offsets is not None:
         units = list_sizes(queries)[2]
-        parts = node.builder.emit(relax.op.split(offsets, [units, 2 * units], 0))
-        own = _fields(node, parts, 3)
+        own = _split(node, offsets, [units, 2 * units], 0)
         queries = _add(node, queries, own[0])
         if len(list_sizes(keys)) != _HEADS_RANK:
             keys, values = _add(node, keys, own[1]), _add(node, values, own[2])
@@ -251,9 +249,7 @@ def convert_group_query_attention(node: NodeToConvert) -> Any:
     if keys is None:
         width = list_sizes(queries)[2] // (heads + 2 * shared)
         cuts = [heads * width, (heads + shared) * width]
-        queries, keys, values = _fields(
-            node, node.builder.emit(relax.op.split(queries, cuts, 2)), 3
-        )
+        queries, keys, values = _split(node, queries, cuts, 2)
     queries = _split_heads(node, queries, heads)
     keys, values = (_split_heads(node, part, shared) for part in (keys, values))
     batch, _, steps, _ = list_sizes(queries)
@@ -357,8 +353,7 @@ def _rotate(
     width = 2 * list_sizes(tables[0])[1]
     turned, rest = x, []
     if size != width:
-        parts = node.builder.emit(relax.op.split(x, [width], 3))
-        turned, *rest = _fields(node, parts, 2)
+        turned, *rest = _split(node, x, [width], 3)
     rows = [relax.op.take(table, positions, axis=0) for table in tables]
     turn = [node.emit(relax.op.expand_dims(table, 1)) for table in rows]
     pairs = [width // 2, 2] if is_interleaved else [2, width // 2]
