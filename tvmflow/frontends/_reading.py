@@ -107,17 +107,13 @@ def _open_server() -> Iterator[ForkServer]:
     A single-threaded process forks the server, which takes a millisecond. A process with threads starts a new
     interpreter and keeps the server, because a forked child could deadlock on a lock of another thread.
     """
-    if _is_single_threaded():
+    # The signal thread holds no locks.
+    own = 1 + termination.has_signal_thread()
+    if sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == own:
         with ForkServer.fork() as server:
             yield server
     else:
         yield _keep_server()
-
-
-def _is_single_threaded() -> bool:
-    # The signal thread holds no locks.
-    own = 1 + termination.has_signal_thread()
-    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == own
 
 
 _lock: Final = threading.Lock()

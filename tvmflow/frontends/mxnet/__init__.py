@@ -186,17 +186,14 @@ class MxnetFrontend(Frontend):
             for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True)
         )
         if symbol.path:
-            self._check_symbol(symbol)
+            start = f"{symbol.where}: model.mxnet.prefix"
+            try:
+                self.read_facts({SYMBOL: Path(symbol.path)})
+            except ImportFailed as error:
+                raise RecipeError(f"{start}: {error.message}") from None
+            except OSError as error:
+                raise unreadable(f"{start}: {symbol.path}", error) from error
         return symbol, params
-
-    def _check_symbol(self, file: InputFile) -> None:
-        start = f"{file.where}: model.mxnet.prefix"
-        try:
-            self.read_facts({SYMBOL: Path(file.path)})
-        except ImportFailed as error:
-            raise RecipeError(f"{start}: {error.message}") from None
-        except OSError as error:
-            raise unreadable(f"{start}: {file.path}", error) from error
 
     def read_facts(self, files: Files) -> ModelFacts:
         """Return the variables of the symbol; only the import can tell weights and shapes."""

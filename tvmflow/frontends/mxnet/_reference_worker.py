@@ -51,7 +51,13 @@ class _Model(LoadedReference):
     def __init__(self, mx: Any, first: Message) -> None:
         self.name = f"MXNet {mx.__version__}"
         if first["operators"]:
-            self._register_operators(mx, first)
+            from tvmflow.custom_operators.loading import load_operators
+
+            files = {role: Path(path) for role, path in first["operators"].items()}
+            if names := _register(mx, Path(first["symbol"]), load_operators(files)):
+                self.note = (
+                    f"the reference of {', '.join(names)} is the numpy function of the recipe"
+                )
         symbol = mx.sym.load(first["symbol"])
         if first["tensors"]:
             inner = symbol.get_internals()
@@ -76,13 +82,6 @@ class _Model(LoadedReference):
         )
         self._executor.copy_params_from(weights, weights, allow_extra_params=True)
         self._shapes = shapes
-
-    def _register_operators(self, mx: Any, first: Message) -> None:
-        from tvmflow.custom_operators.loading import load_operators
-
-        files = {role: Path(path) for role, path in first["operators"].items()}
-        if names := _register(mx, Path(first["symbol"]), load_operators(files)):
-            self.note = f"the reference of {', '.join(names)} is the numpy function of the recipe"
 
     def run(self, arrays: Mapping[str, Array]) -> list[Array]:
         return [output.asnumpy() for output in self.prepare(arrays)()]

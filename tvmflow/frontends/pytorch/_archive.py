@@ -604,17 +604,14 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
 # ---------------------------------------------------------------- names of outputs
 
 
-def name_outputs(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    """Return a name for each value in a model's result, which has the structure of a `TreeSpec`.
+def name_outputs(
+    spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    """Yield a name for each value in a model's result, which has the structure of a `TreeSpec`.
 
-    Returns:
-        Keys of dictionaries and fields of classes; `output_0`, `output_1`, … for tuples and lists; `output` for a
-        single value. Keys of nested values are joined: `hidden_0`.
+    These are keys of dictionaries and fields of classes; `output_0`, `output_1`, … for tuples and lists; `output` for a
+    single value. Keys of nested values are joined: `hidden_0`.
     """
-    return list(_names(spec, fields, ""))
-
-
-def _names(spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> Iterator[str]:
     if spec["type"] is None:
         yield prefix or "output"
         return
@@ -625,7 +622,7 @@ def _names(spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> I
             name = f"{prefix}_{keys[index]}" if prefix else keys[index]
         else:
             name = f"{prefix or 'output'}_{index}"
-        yield from _names(child, fields, name)
+        yield from name_outputs(child, fields, name)
 
 
 def _keys(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:

@@ -104,7 +104,9 @@ def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
 
 def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
     """Add a convolution; `weights` are (outputs, channels of a group, spatial axes …)."""
-    number, around = _without_padding(operation)
+    number, none = operation.number(0), [0] * (2 * (operation.rank(0) - 2))
+    # Models from other frameworks have a separate padding operator, which is fused into the convolution.
+    number, around = operation.tensors.padded.get(number, (number, none))
     data = operation.tensors.real(number, first=True)
     sizes = operation.real(0, first=True).shape[2:]
     kernel = weights.shape[2:]
@@ -121,13 +123,6 @@ def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw
         pads=padding,
     )
     operation.write(result, first=True)
-
-
-def _without_padding(operation: Operation) -> tuple[int, list[int]]:
-    """Return the input of a convolution and the zero padding around it, which may be another operator."""
-    number = operation.number(0)
-    none = [0] * (2 * (operation.rank(0) - 2))
-    return operation.tensors.padded.get(number, (number, none))
 
 
 def _convolution(operation: Operation) -> None:

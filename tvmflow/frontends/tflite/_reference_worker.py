@@ -111,7 +111,8 @@ def _with_inputs(data: bytes, model: Model) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 
     whole = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
-    graph, names = whole.subgraphs[0], [NAMES[_code(entry)] for entry in whole.operatorCodes]
+    codes = (max(code.deprecatedBuiltinCode, code.builtinCode) for code in whole.operatorCodes)
+    graph, names = whole.subgraphs[0], [NAMES[code] for code in codes]
     graph.operators = [o for o in graph.operators if names[o.opcodeIndex] not in VARIABLE_OPERATORS]
     for operator, known in zip(graph.operators, model.operators, strict=True):
         # For a variable tensor that an earlier operator changed, the file's own tensor index is kept.
@@ -132,10 +133,6 @@ def _with_inputs(data: bytes, model: Model) -> bytes:
     graph.outputs = [number for _, number in model.outputs if number < len(graph.tensors)]
     whole.subgraphs, whole.signatureDefs = [graph], None
     return _pack(whole, len(data))
-
-
-def _code(entry: Any) -> int:
-    return max(int(entry.deprecatedBuiltinCode), int(entry.builtinCode))
 
 
 def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> bytes:
