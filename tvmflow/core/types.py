@@ -131,12 +131,20 @@ class State(NamedTuple):
         return base64.b64decode(self.initial) or bytes(size)
 
 
+INT8_ROWS: Final = "int8"
+"""The dtype of states whose rows are quantized, see `TensorSpec.row_scales`."""
+SCALE_BYTES: Final = 4
+"""The bytes of the float32 scale at the end of each row of a tensor with `row_scales`."""
+SCALE_STEPS: Final = 127
+"""The largest integer of such a row."""
+
+
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
     With dynamic shapes, `shape` is the maximum shape, and `sizes` the symbolic shape; an input's sizes are integers and
     names of dimensions. The size of `bounded_axis` is data-dependent, with its upper bound in `shape`; all axes before
-    that axis have size 1.
+    that axis have size 1. With `row_scales`, the last axis has int8 values and the bytes of their float32 scale.
     """
 
     name: str
@@ -144,6 +152,7 @@ class TensorSpec(NamedTuple):
     dtype: str
     bounded_axis: int | None = None
     sizes: tuple[Size, ...] = ()
+    row_scales: bool = False
 
     @property
     def bytes(self) -> int:
@@ -159,6 +168,8 @@ class TensorSpec(NamedTuple):
         document["sizes"] = list(self.sizes)
         if not self.sizes:
             del document["sizes"]
+        if not self.row_scales:
+            del document["row_scales"]
         return document
 
     @classmethod
@@ -166,7 +177,20 @@ class TensorSpec(NamedTuple):
         """Return the tensor that `to_json` wrote."""
         shape = tuple(value["shape"])
         sizes = tuple(value.get("sizes", ()))
-        return cls(value["name"], shape, value["dtype"], value.get("bounded_axis"), sizes)
+        rest = value.get("bounded_axis"), sizes, value.get("row_scales", False)
+        return cls(value["name"], shape, value["dtype"], *rest)
+
+    def packed(self) -> "TensorSpec":
+        """Return the int8 tensor with `row_scales` that stores this float32 tensor."""
+        return self._with_row(SCALE_BYTES)._replace(dtype="int8", row_scales=True)
+
+    def unpacked(self) -> "TensorSpec":
+        """Return the float32 tensor that a tensor with `row_scales` stores."""
+        return self._with_row(-SCALE_BYTES)._replace(dtype="float32", row_scales=False)
+
+    def _with_row(self, more: int) -> "TensorSpec":
+        sizes = (*self.sizes[:-1], int(self.sizes[-1]) + more) if self.sizes else ()
+        return self._replace(shape=(*self.shape[:-1], self.shape[-1] + more), sizes=sizes)
 
 
 def shape_text(tensor: Json) -> str:

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.ir.op import Op, _ffi_api, register_op_attr
 from typing_extensions import Self
 
+from tvmflow.core.types import SCALE_BYTES
 from tvmflow.graph import ir
 from tvmflow.graph.dynamic_shapes import IrSize, sizes_of
 
@@ -304,6 +305,31 @@ class RoundedData(ModelOperator):
         return operands[0].ty
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackRows(ModelOperator):
+    """Symmetric quantization of rows: int8 values, followed by the bytes of their float32 scale.
+
+    Its operand is float32 (…, n), its result int8 (…, n + `SCALE_BYTES`).
+    """
+
+    NAME = "tvmflow.pack_rows"
+
+    def _result_type(self, operands: Sequence[Any]) -> Any:
+        *outer, row = sizes_of(operands[0]) or ()
+        return relax.TensorType([*outer, row + SCALE_BYTES], "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpackRows(ModelOperator):
+    """The float32 values of rows that `PackRows` quantized."""
+
+    NAME = "tvmflow.unpack_rows"
+
+    def _result_type(self, operands: Sequence[Any]) -> Any:
+        *outer, row = sizes_of(operands[0]) or ()
+        return relax.TensorType([*outer, row - SCALE_BYTES], "float32")
+
+
 def _register(operator: type[ModelOperator]) -> None:
     _ffi_api.RegisterOp(operator.NAME, str(operator.__doc__))
     register_op_attr(
@@ -314,6 +340,7 @@ def _register(operator: type[ModelOperator]) -> None:
 
 _OPERATORS: Final = (
     *(Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, BlockQuantizedWeights, RoundedData),
+    *(PackRows, UnpackRows),
 )
 for _operator in _OPERATORS:
     _register(_operator)

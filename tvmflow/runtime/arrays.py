@@ -12,7 +12,7 @@ from tvmflow.core import dimensions
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
 from tvmflow.core.formatting import names_text
-from tvmflow.core.types import Array, Dimension, Json, TensorSpec
+from tvmflow.core.types import SCALE_BYTES, SCALE_STEPS, Array, Dimension, Json, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,6 +211,29 @@ def _match(
         if str(array.dtype) != spec.dtype:
             problems.append(f"{kind} '{name}' has dtype {array.dtype}, not {spec.dtype}")
     return arrays, problems
+
+
+# ---------------------------------------------------------------- quantized rows
+
+
+def pack_rows(values: Array) -> Array:
+    """Return float32 rows (…, n) as int8 (…, n + 4): values, and the bytes of their scale."""
+    import numpy as np
+
+    scales = np.abs(values).max(-1, keepdims=True, initial=0.0).astype("<f4") / np.float32(
+        SCALE_STEPS
+    )
+    steps = np.rint(values / np.where(scales > 0, scales, 1)).astype(np.int8)
+    return np.concatenate([steps, np.ascontiguousarray(scales).view(np.int8)], -1)
+
+
+def unpack_rows(rows: Array) -> Array:
+    """Return the float32 values (…, n) of quantized rows, int8 (…, n + 4)."""
+    import numpy as np
+
+    scales = np.ascontiguousarray(rows[..., -SCALE_BYTES:]).view("<f4")
+    unpacked: Array = rows[..., :-SCALE_BYTES] * scales
+    return unpacked
 
 
 # ---------------------------------------------------------------- tensors of dynamic shape

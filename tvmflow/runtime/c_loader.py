@@ -434,7 +434,9 @@ def _in_c(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return tensor specs as a C library describes them, with -1 for dynamic dimensions."""
     shapes = [spec.sizes or spec.shape for spec in specs]
     return tuple(
-        spec._replace(shape=tuple(-1 if isinstance(n, str) else n for n in shape), sizes=())
+        spec._replace(
+            shape=tuple(-1 if isinstance(n, str) else n for n in shape), sizes=(), row_scales=False
+        )
         for spec, shape in zip(specs, shapes, strict=True)
     )
 

@@ -108,8 +108,8 @@ class _AttentionFuser(TargetRewriter):
             return None
         views = [
             find_view(self.flow, product.args[0], batch, with_factors=True),
-            find_view(self.flow, product.args[1], batch, with_factors=True, with_float16=True),
-            find_view(self.flow, result.args[1], shape[:-2], with_float16=True),
+            find_view(self.flow, product.args[1], batch, with_factors=True, with_casts=True),
+            find_view(self.flow, result.args[1], shape[:-2], with_casts=True),
         ]
         factors = [factor for view in views[:2] if view is not None for factor in view.factors]
         while steps and (factor := _as_factor(steps[0])) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -11,18 +12,28 @@ from tvm import relax, te, tirx
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.quantization import read_broadcast
 from tvmflow.compiler.passes.vector_math import exp_of_negative
+from tvmflow.compiler.tir_kernels.packed_rows import pack_rows, unpack_rows
 from tvmflow.graph import ir
-from tvmflow.graph.ir_operators import RoundedData
+from tvmflow.graph.ir_operators import PackRows, RoundedData, UnpackRows
 
 
 def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Make kernels of all operators."""
     own: dict[str, Any] = {
-        RoundedData.NAME: lambda builder, call: builder.call_te(round_data, *call.args)
+        name: functools.partial(_call_kernel, function)
+        for name, function in (
+            (RoundedData.NAME, round_data),
+            (PackRows.NAME, pack_rows),
+            (UnpackRows.NAME, unpack_rows),
+        )
     }
     if context.has_vector_math():
         own |= _LEGALIZATIONS
     return relax.transform.LegalizeOps(own)(mod)
+
+
+def _call_kernel(function: Callable[..., Any], builder: relax.BlockBuilder, call: Any) -> Any:
+    return builder.call_te(function, *call.args)
 
 
 def round_data(x: Any, *operands: Any) -> Any:

@@ -11,9 +11,11 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.tir_kernels.strides import StridedMatrices, StridedView
+from tvmflow.core.types import SCALE_BYTES
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_sizes, sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, same_size, same_sizes, sizes_of
 from tvmflow.graph.evaluation import RULES, list_positions, read_slice, read_split
+from tvmflow.graph.ir_operators import UnpackRows
 
 _Array = np.ndarray[Any, Any]
 
@@ -37,16 +39,17 @@ def find_view(
     batch: Sequence[IrSize],
     *,
     with_factors: bool = False,
-    with_float16: bool = False,
+    with_casts: bool = False,
 ) -> MatrixView | None:
     """Return a view of the earliest tensor in the chain of producers that can be read in its place.
 
     The expression has rank 2 or more; its outer axes are broadcast to `batch`. With `with_factors`, multiplications
-    and divisions by scalars become factors of the view. With `with_float16`, the view may be of a float16 tensor that the
-    expression casts to float32.
+    and divisions by scalars become factors of the view. With `with_casts`, the view may be of a float16 tensor that the
+    expression casts to float32, or of the int8 values of quantized rows (`ir_operators.PackRows`), if each row of the
+    matrices, or each column, is one of them.
     """
     found: list[tuple[Any, list[Any], tuple[Any, ...]]] = [(expr, [], ())]
-    while (step := _find_source(flow, found[-1][0], with_factors, with_float16)) is not None:
+    while (step := _find_source(flow, found[-1][0], with_factors, with_casts)) is not None:
         source, call, factor = step
         _, calls, factors = found[-1]
         calls = calls if call is None else [*calls, call]
@@ -54,9 +57,18 @@ def find_view(
     for tensor, calls, factors in reversed(found):
         view = _follow(flow, tensor, calls)
         matrices = view.matrices(batch) if view is not None and len(view.axes) > 1 else None
-        if matrices is not None:
+        if matrices is not None and _has_whole_rows(tensor, matrices, expr):
             return MatrixView(tensor, matrices, factors)
     return None
+
+
+def _has_whole_rows(tensor: Any, matrices: StridedMatrices, expr: Any) -> bool:
+    """Return whether rows or columns of matrices are quantized rows; true for other tensors."""
+    if ir.dtype_of(tensor) != "int8":
+        return True
+    extents, width = (sizes_of(expr) or ())[-2:], (sizes_of(tensor) or (0,))[-1]
+    strides = zip((matrices.row, matrices.column), extents, strict=True)
+    return any(stride == 1 and same_size(size, width - SCALE_BYTES) for stride, size in strides)
 
 
 def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
@@ -100,6 +112,8 @@ def _view_of_call(
                 if sliced is not None:
                     sliced = _cut(sliced, before, axis, functools.partial(read_slice, call))
             return sliced
+        case UnpackRows.NAME:
+            return view.cut(len(before) - 1, 0, 1, int(after[-1]))
         case _:
             return view.reshape(after)
 
@@ -124,7 +138,7 @@ def _cut(
     return view.cut(axis, int(positions[0]), step, len(positions))
 
 
-def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool, with_float16: bool) -> Any:
+def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool, with_casts: bool) -> Any:
     """Return the tensor an expression reads, its call or None, its factor or None; None at the end."""
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
@@ -135,7 +149,9 @@ def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool, with_float16:
     name = ir.operator_name(value)
     if name in _VIEWS:
         return value.args[0], value, None
-    if with_float16 and name == "relax.astype" and ir.is_float32(value):
+    if with_casts and name == UnpackRows.NAME:
+        return value.args[0], value, None
+    if with_casts and name == "relax.astype" and ir.is_float32(value):
         return (value.args[0], None, None) if ir.dtype_of(value.args[0]) == "float16" else None
     if with_factors and name in ("relax.multiply", "relax.divide"):
         data, factor = value.args

@@ -48,7 +48,9 @@ from tvmflow.compiler.contraction.packed import (
     reduce_lanes,
 )
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, if_else, when
+from tvmflow.compiler.tir_kernels.packed_rows import read_scale
 from tvmflow.compiler.tir_kernels.strides import Operand, StridedMatrices
+from tvmflow.core.types import SCALE_BYTES
 from tvmflow.graph.dynamic_shapes import IrSize, divide_up, is_dynamic, same_size
 
 
@@ -114,15 +116,35 @@ class _Emitter:
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
 
-    def _load(self, position: int, matrix: Any) -> Callable[[Any, Any], Any]:
-        """Return a function (row, column) that loads an element of a matrix of an operand as float32."""
+    def _load(
+        self, position: int, matrix: Any, *, is_unscaled: bool = False
+    ) -> Callable[[Any, Any], Any]:
+        """Return a function (row, column) that loads an element of a matrix of an operand as float32.
+
+        With `is_unscaled`, it loads the integers of quantized rows without their scales.
+        """
         buffer, operand = self._inputs[position], self._attention.operands[position]
 
         def load(row: Any, column: Any) -> Any:
             value = buffer[operand.matrices.offset_of(matrix, row, column)]
-            return tirx.Cast(FLOAT, value) if operand.dtype == "float16" else value
+            value = tirx.Cast(FLOAT, value) if operand.dtype in ("float16", "int8") else value
+            return value if is_unscaled else self._scale_row(position, matrix, row, column, value)
 
         return load
+
+    def _scale_row(self, position: int, matrix: Any, row: Any, column: Any, value: Any) -> Any:
+        """Return a value multiplied by the scale of the quantized row that it was computed from."""
+        buffer, operand = self._inputs[position], self._attention.operands[position]
+        if operand.dtype != "int8":
+            return value
+        is_transposed = operand.matrices.row == 1
+        length = operand.shape[-1] - SCALE_BYTES
+
+        def byte_at(n: int) -> Any:
+            place = (length + n, column) if is_transposed else (row, length + n)
+            return buffer[operand.matrices.offset_of(matrix, *place)]
+
+        return value * read_scale(byte_at)
 
     def _load_scalar(self, position: int) -> Any:
         return self._load(position, 0)(0, 0)
@@ -499,7 +521,7 @@ class _CpuEmitter(_Emitter):
 
     def _score_keys(self, rows: _Rows, key: Any, together: int) -> None:
         a, lanes, shared = self._attention, self._lanes, self._shared
-        keys, query = self._load(1, rows.matrix), rows.query
+        keys, query = self._load(1, rows.matrix, is_unscaled=True), rows.query
         sums = allocate_registers(together, shared, lanes)
         with T.unroll(together) as k, T.unroll(shared) as row, T.vectorized(lanes) as lane:
             sums[k, row, lane] = T.float32(0)
@@ -515,7 +537,8 @@ class _CpuEmitter(_Emitter):
             with T.unroll(together) as k, T.unroll(shared) as row, T.vectorized(width) as lane:
                 sums[k, row, lane] = sums[k, row, lane] + sums[k, row, lane + width]
         with T.unroll(together) as k, T.unroll(shared) as row:
-            score = self._scale(sums[k, row, 0])
+            position = rows.keys.start + key + k
+            score = self._scale(self._scale_row(1, rows.matrix, 0, position, sums[k, row, 0]))
             rows.scores[(rows.first + row) * self._score_stride + key + k] = score
 
     def _weigh(self, rows: _Rows, row: Any) -> None:
@@ -527,13 +550,21 @@ class _CpuEmitter(_Emitter):
     def _mix(self, rows: _Rows, part: Any, vectors: int) -> None:
         """Emit some columns of the matmul of weights and values."""
         a, start = self._attention, part * (vectors * self._lanes)
-        values = self._load(2, rows.matrix)
+        # whichever is less: the weights of a key are scaled, or the vectors of its value
+        scales_weights = self._shared <= vectors
+        values = self._load(2, rows.matrix, is_unscaled=scales_weights)
+
+        def weight(row: Any, key: Any) -> Any:
+            value = rows.scores[(rows.first + row) * self._score_stride + key]
+            position = rows.keys.start + key
+            return self._scale_row(2, rows.matrix, position, 0, value) if scales_weights else value
+
         sums = Accumulators.allocate(self._shared, vectors, self._lanes)
         for index, _, _ in sums.iterate():
             sums.buffer[index] = T.float32(0)
         with T.serial(rows.keys.count) as key:
             sums.add(
-                lambda row: rows.scores[(rows.first + row) * self._score_stride + key],
+                lambda row: weight(row, key),
                 lambda column: values(rows.keys.start + key, start + column),
             )
         for index, row, column in sums.iterate():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,6 +15,7 @@ import tvm_ffi
 from onnx import helper
 from tvm import relax, tirx
 
+from tests.support.dynamic_networks import Input, make_network
 from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
@@ -23,6 +25,8 @@ from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.graph import ir
+from tvmflow.graph.ir_operators import UnpackRows
+from tvmflow.runtime.arrays import pack_rows, unpack_rows
 from tvmflow.targets.tvm_target import make_target
 
 
@@ -108,6 +112,39 @@ def test_rows_of_scores_are_in_different_sets_of_the_cache(tmp_path: Path) -> No
     allocations = (tirx.AllocBuffer, lambda made: sizes.append(math.prod(made.buffer.shape)))
     tvm_ffi.structural_walk(kernel, allocations)
     assert any(size % 1040 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(("queries", "shared"), [(1, 1), (3, 4), (29, 2)])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_quantized_keys_and_values_are_scaled_as_they_are_read(
+    mcpu: str, queries: int, shared: int
+) -> None:
+    """With few queries and packed, for heads of their own and shared ones; no kernel unpacks them before."""
+    inputs = {
+        "q": Input((2, shared, queries, 32)),
+        "k": Input((2, 61, 36), dtype="int8"),
+        "v": Input((2, 61, 68), dtype="int8"),
+    }
+
+    def attend(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        keys, values = (
+            emit(relax.op.broadcast_to(emit(relax.op.expand_dims(rows, 1)), (2, shared, 61, size)))
+            for rows, size in ((emit(UnpackRows().call(k)), 32), (emit(UnpackRows().call(v)), 64))
+        )
+        scores = emit(relax.op.matmul(q, emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))))
+        return emit(relax.op.matmul(emit(relax.op.nn.softmax(scores, -1)), values))
+
+    network = make_network((), inputs, {}, attend)
+    assert network.list_kernels(level(mcpu)) == ["attention"]
+    query = draw(2, shared, queries, 32)
+    # each row has a scale of its own
+    factors = np.linspace(0.01, 2, 61, dtype=np.float32)[:, None]
+    rows = [pack_rows(draw(2, 61, size) * factors) for size in (32, 64)]
+    [actual] = network.compile(level(mcpu))(q=query, k=rows[0], v=rows[1])
+    keys, values = (unpack_rows(packed)[:, None].astype(np.float64) for packed in rows)
+    exponentials = np.exp(query @ keys.transpose(0, 1, 3, 2))
+    expected = exponentials / exponentials.sum(-1, keepdims=True) @ values
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("queries", [1, 29])
