@@ -2,12 +2,13 @@
 
     python benchmarks/decode.py FOLDER [--sizes 30,120] [--weights float32,int8,int4] [--threads 1]
                                 [--lengths 16,512,2048,8192] [--peers ...] [--llama FOLDER]
-                                [--caches float32,float16]
+                                [--caches float32,float16,int8]
 
 Llamas with random weights are written to FOLDER (`_llama.py`) and built untuned. Each runtime decodes one token after a
 cache of each length, prefills 512 tokens from an empty cache, and then truncates its cache; all runtimes are in one
 process, interleaved. Figures are minima in ms: CPU time with one thread, else wall-clock time. The last column is
-tvmflow, with the first of its caches, relative to the fastest peer (below 1: faster). `tvmflow f16` has a float16 cache.
+tvmflow, with the first of its caches, relative to the fastest peer (below 1: faster). `tvmflow f16` has a
+float16 cache, `tvmflow i8` an int8 cache.
 
 ONNX Runtime runs the model as exported by frameworks, with IO binding, and fused (`GroupQueryAttention`, which appends
 to its cache in place). OpenVINO's model is stateful. llama.cpp needs `--llama`, the folder of its build (with
@@ -282,7 +283,7 @@ def open_all(folder: Path, size: int, weights: str, args: argparse.Namespace) ->
     gguf = plain.with_suffix(".gguf")
     if not plain.exists():
         make_onnx(model, weights, plain)
-    names = {"float32": "tvmflow", "float16": "tvmflow f16"}
+    names = {"float32": "tvmflow", "float16": "tvmflow f16", "int8": "tvmflow i8"}
     runtimes = {
         names[cache]: open_tvmflow(plain, model, args.threads, cache)
         for cache in args.caches.split(",")
