@@ -6,9 +6,9 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from tests.support.caches import Array
 from tests.support.exports import compile_cpp
 from tests.support.project import Project
 from tests.support.recipes import ROOT
+from tvmflow.runtime.arrays import unpack_rows
 
 pytestmark = pytest.mark.slow
 
@@ -109,11 +110,22 @@ def test_forks_that_share_memory_do_not_disturb_each_other(folder: Path) -> None
 STEPS = 200
 
 
+# dtype -> the tolerance, the error of an output and of a state as shares of the largest value, the bytes of a row
+SMALLER: Final[Mapping[str, tuple[str, float, float, int]]] = {
+    "float16": ("float16", 10 / 2**11, 2.0**-11, 2 * caches.DEPTH),
+    "int8": ("int8 states", 16 / 2**8, 0.51 / 127, caches.DEPTH + 4),
+}
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_a_float16_cache_follows_a_float32_cache(project: Project, tmp_path: Path) -> None:
-    """Over 200 steps; C and Python give the same bits, and a saved state has half of the bytes."""
+@pytest.mark.parametrize("dtype", SMALLER)
+def test_a_smaller_cache_follows_a_float32_cache(
+    project: Project, tmp_path: Path, dtype: str
+) -> None:
+    """Over 200 steps; C and Python give the same bits, and a saved state has half of the bytes, or a third."""
+    arithmetic, of_largest, rounding, row = SMALLER[dtype]
     weights = caches.write_cached_attention(project.folder / "cached.onnx")
-    state = STATE.replace("present_*", "{output: present_*, dtype: float16}")
+    state = STATE.replace("present_*", f"{{output: present_*, dtype: {dtype}}}")
     recipe = caches.RECIPE.replace("targets:", state).replace("max: 40", f"max: {STEPS}")
     (project.folder / "tiny.yaml").write_text(recipe)
     done = project.run()
@@ -121,7 +133,7 @@ def test_a_float16_cache_follows_a_float32_cache(project: Project, tmp_path: Pat
     dist = project.folder / "dist/cached/host"
     verdict = json.loads((dist / "verify.json").read_text())
     assert verdict["states"]["passed"]
-    assert verdict["tolerance"]["for"] == "float16"
+    assert verdict["tolerance"]["for"] == arithmetic
     assert verdict["swept"]["failed"] == []
 
     session = tvmflow.load(dist / "cached.tvmflow").session()
@@ -133,11 +145,15 @@ def test_a_float16_cache_follows_a_float32_cache(project: Project, tmp_path: Pat
         past = (present[0], present[1])
         inputs.append(given["x"])
         outputs.append(session.run(given)["y"])
-        # ten roundings of the largest value
-        np.testing.assert_allclose(outputs[-1], expected, 1e-2, 10 / 2**11 * abs(expected).max())
+        largest = abs(expected).max()
+        np.testing.assert_allclose(outputs[-1], expected, 1e-2, of_largest * largest)
     for array, wanted in zip(session.states.values(), past, strict=True):
-        assert array.dtype == np.float16
-        np.testing.assert_allclose(array, wanted, 2.0**-11 + 1e-5, 1e-6)
+        assert array.dtype == dtype
+        # an error of float16 is relative to the value, one of int8 to the largest value of its row
+        found, limits = array.astype("f4"), rounding * abs(wanted) * 1.02 + 1e-6
+        if dtype == "int8":
+            found, limits = unpack_rows(array), rounding * abs(wanted).max(-1, keepdims=True) + 1e-6
+        assert (abs(found - wanted) <= limits).all()
 
     library = dist / "cached-c-library"
     command = ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{library}"]
@@ -150,7 +166,7 @@ def test_a_float16_cache_follows_a_float32_cache(project: Project, tmp_path: Pat
     assert ran.stdout[: len(made)] == made
     assert int(ran.stdout[len(made) :]) == len(session.save())
     head = len(tvmflow.load(dist / "cached.tvmflow").session().save())
-    assert len(session.save()) - head == STEPS * 2 * caches.WIDTH * 2
+    assert len(session.save()) - head == STEPS * 2 * caches.HEADS * row
 
 
 def pattern(seq: int, length: int) -> dict[str, Array]:

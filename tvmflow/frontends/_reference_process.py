@@ -33,6 +33,7 @@ from tvmflow.core.logs import explain_wait
 from tvmflow.core.processes import module_command
 from tvmflow.core.types import Array, TensorSpec, shape_text
 from tvmflow.custom_operators.definition import ADVICE, Operator
+from tvmflow.runtime.arrays import unpack_rows
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,9 @@ class ReferenceProcess:
             if spec.name not in feed:
                 raise StageError(f"the reference needs a value for input {spec.name!r}")
             value = np.asarray(feed[spec.name])
+            if value.dtype == np.int8 and spec.dtype == "float32":
+                # a library may store the rows of a state as int8
+                value = unpack_rows(value)
             if not _fits(value.shape, spec):
                 needed = shape_text(spec.to_json()) if spec.sizes else spec.shape
                 raise StageError(

@@ -12,7 +12,7 @@ from tvmflow.core.dimensions import is_name
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, Size, State, TensorSpec
+from tvmflow.core.types import INT8_ROWS, Dimension, Size, State, TensorSpec
 
 if TYPE_CHECKING:
     from tvmflow.frontends.base import LoadedModel
@@ -62,7 +62,7 @@ def pair_states(
                 raise ImportFailed(text, fix=_FIX)
             state, dtype = _pair(own[name], known[output]), dtypes.get(pattern, "")
             if dtype:
-                _check_dtype(state, own[name].dtype, dtype)
+                _check_dtype(state, own[name], dtype)
             states[name] = state._replace(stored_as=dtype)
     ordered = tuple(states[name] for name in own if name in states)
     _check_length(ordered, own, dimensions)
@@ -140,12 +140,14 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
     return State(before.name, after.name, axis)
 
 
-def _check_dtype(state: State, own: str, dtype: str) -> None:
+def _check_dtype(state: State, own: TensorSpec, dtype: str) -> None:
     """Check that a library can store a state in another dtype than its own."""
     if state.axis is None:
         reason = f"each step replaces it by {quoted(state.output)}, and errors would add up"
-    elif own != COMPUTED:
-        reason = f"it is {own}, and only {COMPUTED} states can be stored as {dtype}"
+    elif dtype == INT8_ROWS and state.axis == len(own.shape) - 1:
+        reason = "it grows along its last axis, which must be the values of one key, with one scale"
+    elif own.dtype != COMPUTED:
+        reason = f"it is {own.dtype}, and only {COMPUTED} states can be stored as {dtype}"
     else:
         return
     _refuse_dtype(state.input, dtype, reason)
@@ -183,19 +185,24 @@ def store_states(loaded: LoadedModel, states: Iterable[State]) -> LoadedModel:
         return loaded
     from tvmflow.graph import states as graph
 
-    [dtype] = {state.stored_as for state in stored}
-    growing = list_growing(stored, loaded.inputs, loaded.outputs)
-    try:
-        mod, nodes = graph.store_states(loaded.mod, loaded.nodes, growing, dtype)
-    except graph.NotAppended as error:
-        name = loaded.inputs[error.input].name
-        _refuse_dtype(name, dtype, "the model does more with it than to append rows")
-    names = {name for state in stored for name in (state.input, state.output)}
-    inputs, outputs = (
-        tuple(spec._replace(dtype=dtype) if spec.name in names else spec for spec in specs)
-        for specs in (loaded.inputs, loaded.outputs)
-    )
-    return loaded._replace(mod=mod, nodes=nodes, inputs=inputs, outputs=outputs)
+    for dtype in sorted({state.stored_as for state in stored}):
+        own = [state for state in stored if state.stored_as == dtype]
+        growing = list_growing(own, loaded.inputs, loaded.outputs)
+        try:
+            mod, nodes = graph.store_states(loaded.mod, loaded.nodes, growing, dtype)
+        except graph.NotStorable as error:
+            _refuse_dtype(loaded.inputs[error.input].name, dtype, error.reason)
+        names = {name for state in own for name in (state.input, state.output)}
+        inputs, outputs = (
+            tuple(_store(spec, dtype) if spec.name in names else spec for spec in specs)
+            for specs in (loaded.inputs, loaded.outputs)
+        )
+        loaded = loaded._replace(mod=mod, nodes=nodes, inputs=inputs, outputs=outputs)
+    return loaded
+
+
+def _store(spec: TensorSpec, dtype: str) -> TensorSpec:
+    return spec.packed() if dtype == INT8_ROWS else spec._replace(dtype=dtype)
 
 
 def _check_length(

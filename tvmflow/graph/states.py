@@ -8,8 +8,10 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm import relax
 
+from tvmflow.core.types import INT8_ROWS
 from tvmflow.graph import ir
-from tvmflow.graph.dynamic_shapes import sizes_of
+from tvmflow.graph.dynamic_shapes import IrSize, same_size, sizes_of
+from tvmflow.graph.ir_operators import PackRows, UnpackRows
 
 _STATES: Final = "tvmflow.states"
 
@@ -56,12 +58,33 @@ def find_append(flow: ir.DataFlow, param: Any, result: Any, axis: int) -> tuple[
     return (call, parts[1]) if is_state else None
 
 
-class NotAppended(Exception):
-    """`main` does not append to a state, or reads it before it appends; `input` is its index."""
+class NotStorable(Exception):
+    """A state of `main` cannot be stored in another dtype: the index of its input, and why."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.input = index
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(index, reason)
+        self.input, self.reason = index, reason
+
+
+# Operators whose results attention reads in place (`strided_views`), and factors of the scores.
+_VIEWS: Final = ir.operators(
+    "reshape expand_dims squeeze permute_dims broadcast_to take strided_slice multiply divide"
+)
+
+
+def _find_other_reader(flow: ir.DataFlow, present: Any, length: IrSize) -> str:
+    """Return an operator that reads rows not whole or not in a matmul, as attention does; else empty."""
+    left = [flow.values[present]]
+    while left:
+        for reader in flow.list_readers(left.pop()):
+            name = ir.operator_name(reader)
+            sizes = sizes_of(reader) or ()
+            is_whole = name in _VIEWS and any(same_size(size, length) for size in sizes)
+            if is_whole or isinstance(reader, relax.Var):
+                left.append(reader)
+            elif name != "relax.matmul" and not isinstance(reader, relax.Tuple):
+                return name.removeprefix("relax.") or "another operator"
+    return ""
 
 
 def store_states(
@@ -69,7 +92,8 @@ def store_states(
 ) -> tuple[tvm.IRModule, tuple[str, ...]]:
     """Let `main` take and return float32 states in another dtype.
 
-    A step casts new rows as it appends them. Everything else reads all rows, cast back to float32.
+    A step casts new rows as it appends them. Everything else reads all rows, cast back to float32. For int8, each row
+    along the last axis is quantized with its own scale (`ir_operators.PackRows`).
 
     Args:
         mod: The model.
@@ -81,12 +105,13 @@ def store_states(
         The module, and the node of each of its bindings.
 
     Raises:
-        NotAppended: with the index of an input to which `main` does not append.
+        NotStorable: `main` does not append to a state, or something other than attention reads int8 rows.
     """
     main, builder = mod["main"], relax.BlockBuilder()
     flow, params, result = ir.DataFlow(main), list(main.params), main.body.body
     fields = list(getattr(flow.values.get(result, result), "fields", ()))
     replaced: dict[Any, list[relax.VarBinding]] = {}
+    is_int8 = dtype == INT8_ROWS
 
     def bind(name: str, value: Any) -> relax.VarBinding:
         value = builder.normalize(value)
@@ -96,14 +121,24 @@ def store_states(
         param = params[state.input]
         found = find_append(flow, param, fields[state.output], state.axis) if fields else None
         if found is None:
-            raise NotAppended(state.input)
+            raise NotStorable(state.input, "the model does more with it than to append rows")
         present, (call, rows) = flow.resolve(fields[state.output]), found
         if isinstance(call.args[0], relax.Var):
             replaced[call.args[0]] = []
-        stored = relax.Var(param.name, relax.TensorType(param.ty.shape, dtype))
-        new = bind("rows", relax.op.astype(rows, dtype))
+        new = bind("rows", PackRows().call(rows) if is_int8 else relax.op.astype(rows, dtype))
+        *outer, row = sizes_of(param) or ()
+        if is_int8 and (name := _find_other_reader(flow, present, row)):
+            reason = f"attention has to read its rows as they are, and `{name}` reads it"
+            raise NotStorable(state.input, reason)
+        width = (sizes_of(new.var) or ())[-1]
+        stored = relax.Var(param.name, relax.TensorType([*outer, width], dtype))
         all_rows = bind("stored", relax.op.concat([stored, new.var], state.axis))
-        back = builder.normalize(relax.op.astype(all_rows.var, ir.dtype_of(present)))
+        wide = (
+            UnpackRows().call(all_rows.var)
+            if is_int8
+            else relax.op.astype(all_rows.var, ir.dtype_of(present))
+        )
+        back = builder.normalize(wide)
         replaced[present] = [new, all_rows, relax.VarBinding(present, back)]
         params[state.input], fields[state.output] = stored, all_rows.var
     results = bind("results", relax.Tuple(fields))

@@ -97,8 +97,8 @@ _TensorPattern = Annotated[str, Field(min_length=1, max_length=500), AfterValida
 
 
 def _check_stored_dtype(value: Any) -> Any:
-    if value not in (None, "float16"):
-        raise field_error("must be float16, or be left out to keep the dtype of the model")
+    if value not in (None, "float16", "int8"):
+        raise field_error("must be float16 or int8, or be left out to keep the dtype of the model")
     return value
 
 
@@ -107,11 +107,12 @@ class StateSpec(ClosedModel):
 
     output: _TensorPattern = Field(examples=["present.*"])
     """Name of the output. A string in place of the mapping stands for it."""
-    dtype: Annotated[Literal["float16"] | None, BeforeValidator(_check_stored_dtype)] = Field(
-        default=None, examples=["float16"]
+    dtype: Annotated[Literal["float16", "int8"] | None, BeforeValidator(_check_stored_dtype)] = (
+        Field(default=None, examples=["float16"])
     )
-    """`float16`: store a float32 state to which steps append, such as a KV cache, in half of the memory
-    ([details](howto/streaming.md#a-cache-in-float16)). Default: the model's."""
+    """Store a float32 state to which steps append, such as a KV cache, in half of the memory (`float16`) or about a
+    quarter (`int8`, with a scale for each row; [details](howto/streaming.md#a-cache-in-float16-or-int8)). Default:
+    the model's."""
 
 
 def _read_state(value: Any) -> Any:

@@ -9,6 +9,7 @@ from tvmflow.core.dimensions import WrongSize, derive_sizes
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.types import Array, Dimension, Feed, TensorSpec
+from tvmflow.runtime.arrays import pack_rows
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import StoredArray
 
@@ -63,6 +64,8 @@ def random_samples(
     rng = np.random.default_rng(seed)
 
     def draw(spec: TensorSpec) -> Array:
+        if spec.row_scales:
+            return pack_rows(draw(spec.unpacked()))
         low, high = ranges.get(spec.name, (0, 1))
         if np.dtype(spec.dtype).kind in "iub":
             return draw_integers(rng, spec, low, high, nonzero=spec.name in nonzero)

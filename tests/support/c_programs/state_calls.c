@@ -1,5 +1,5 @@
 /* Random sequences of calls of a library with a KV cache; each context is compared with a copy of its states. The arguments
- * are the first seed and the number of sequences. States are of float, or of the type ELEMENT. */
+ * are the first seed and the number of sequences. States have rows of DEPTH floats, or ROW of the type ELEMENT. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,10 @@ enum { CONTEXTS = 4, CALLS = 24, HEADS = 2, DEPTH = 16, WIDTH = 32, MOST_ROWS = 
 #ifndef ELEMENT
 #define ELEMENT float
 #endif
-typedef ELEMENT Cache[MOST_ROWS][HEADS][DEPTH];
+#ifndef ROW
+#define ROW DEPTH
+#endif
+typedef ELEMENT Cache[MOST_ROWS][HEADS][ROW];
 
 typedef struct {
   cached_context *context; /* NULL for none */
@@ -44,15 +47,15 @@ static void check(Stream *stream, int64_t known) {
     const void *data;
     size_t bytes;
     CHECK(cached_state(stream->context, i, &data, &bytes) == CACHED_OK);
-    CHECK(bytes == (size_t)length * HEADS * DEPTH * sizeof(ELEMENT));
+    CHECK(bytes == (size_t)length * HEADS * ROW * sizeof(ELEMENT));
     for (int64_t row = 0; row < length; ++row)
       for (size_t head = 0; head < HEADS; ++head) {
-        const ELEMENT *values = (const ELEMENT *)data + ((size_t)length * head + (size_t)row) * DEPTH;
+        const ELEMENT *values = (const ELEMENT *)data + ((size_t)length * head + (size_t)row) * ROW;
         ELEMENT *copy = stream->states[i][row][head];
         if (row < known)
-          CHECK(!memcmp(copy, values, DEPTH * sizeof(ELEMENT)));
+          CHECK(!memcmp(copy, values, ROW * sizeof(ELEMENT)));
         else
-          memcpy(copy, values, DEPTH * sizeof(ELEMENT));
+          memcpy(copy, values, ROW * sizeof(ELEMENT));
       }
   }
 }

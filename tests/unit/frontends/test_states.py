@@ -1,4 +1,4 @@
-"""States that a library stores as float16, and those that it cannot."""
+"""States that a library stores as float16 or int8, and those that it cannot."""
 
 from __future__ import annotations
 
@@ -24,10 +24,32 @@ def spec(name: str, *sizes: Size, dtype: str = "float32") -> TensorSpec:
     return TensorSpec(name, shape, dtype, sizes=sizes)
 
 
-def pair(before: TensorSpec, after: TensorSpec) -> State:
+def pair(before: TensorSpec, after: TensorSpec, dtype: str = "float16") -> State:
     names = {before.name: after.name}
-    [state] = pair_states(names, [before], [after], DIMENSIONS, {before.name: "float16"})
+    [state] = pair_states(names, [before], [after], DIMENSIONS, {before.name: dtype})
     return state
+
+
+def test_rows_of_int8_are_along_the_last_axis() -> None:
+    """Each has its own scale; so a state cannot grow along that axis."""
+    state = pair(spec("past", 1, "past", 4), spec("present", 1, "past + seq", 4), "int8")
+    assert state == State("past", "present", 1, stored_as="int8")
+    message = (
+        "'past' cannot be stored as int8: it grows along its last axis, which must be the values"
+    )
+    with pytest.raises(ImportFailed, match=message) as error:
+        pair(spec("past", 1, 4, "past"), spec("present", 1, 4, "past + seq"), "int8")
+    assert error.value.fix == "leave `dtype: int8` out under `state` in the recipe"
+
+
+def test_a_tensor_with_row_scales_has_four_more_bytes_in_a_row() -> None:
+    plain = spec("past", 1, "past", 4)
+    packed = plain.packed()
+    assert (packed.shape, packed.sizes, packed.dtype) == ((1, 8, 8), (1, "past", 8), "int8")
+    assert packed.row_scales
+    assert TensorSpec.from_json(packed.to_json()) == packed
+    assert packed.unpacked() == plain
+    assert "row_scales" not in plain.to_json()
 
 
 def test_a_growing_state_is_stored_as_float16() -> None:
@@ -76,5 +98,7 @@ def test_a_state_that_a_model_also_reads_is_refused(tmp_path: Path) -> None:
     state = State("past", "present", 1, stored_as="float16")
     with pytest.raises(ImportFailed, match="does more with it than to append rows"):
         store_states(loaded, [state])
+    with pytest.raises(ImportFailed, match="cannot be stored as int8: the model does more with it"):
+        store_states(loaded, [state._replace(stored_as="int8")])
     assert store_states(loaded, [state._replace(stored_as="")]) is loaded
     assert np.dtype(loaded.inputs[0].dtype) == np.float32

@@ -827,9 +827,9 @@ WRONG = [
         "11:16: tune.min_speedup: needs a latency, and the target 'host' is verified under emulation (run_on: qemu or chromium), which measures none",
     ),
     wrong(
-        "state of int8",
-        ("pipeline: tune", "state: {past.*: {output: present.*, dtype: int8}}"),
-        "15:44: state.past.*.dtype: must be float16, or be left out to keep the dtype of the model",
+        "state of int4",
+        ("pipeline: tune", "state: {past.*: {output: present.*, dtype: int4}}"),
+        "15:44: state.past.*.dtype: must be float16 or int8, or be left out to keep the dtype of the model",
     ),
     wrong(
         "state without an output",

@@ -12,12 +12,19 @@ from tvm import relax
 from tests.support.tuning import model, relu
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import Precision, TensorSpec
+from tvmflow.graph.ir_operators import PackRows
 from tvmflow.recipe.sections import Verify
-from tvmflow.runtime.samples import top1_accuracy
+from tvmflow.runtime.arrays import pack_rows, unpack_rows
+from tvmflow.runtime.samples import Samples, random_samples, top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, verdict_text, verification
-from tvmflow.stages.verify.comparison import Tolerance, find_arithmetic, tolerance_for
+from tvmflow.stages.verify.comparison import (
+    Tolerance,
+    compare_batches,
+    find_arithmetic,
+    tolerance_for,
+)
 from tvmflow.stages.verify.latency import (
     make_latency,
     make_profile,
@@ -29,6 +36,7 @@ from tvmflow.stages.verify.verdict import (
     FLOAT16,
     FLOAT16_SUMS,
     FLOAT32,
+    INT8_STATES,
     QUANTIZED,
     AllowedDifference,
     ComparedRuntime,
@@ -178,14 +186,45 @@ def test_the_tolerance_follows_what_is_computed_in() -> None:
     def half(value: Any, _: Any) -> Any:
         return relax.op.astype(value, "float16")
 
+    def rows(value: Any, _: Any) -> Any:
+        return PackRows().call(value)
+
     result = {}
-    for name, layer in {"plain": relu, "half": half, "whole": quantized}.items():
+    layers = {"plain": relu, "half": half, "whole": quantized, "rows": rows}
+    for name, layer in layers.items():
         result[name] = [find_arithmetic(model(layer), p) for p in get_args(Precision)]
     assert result == {
         "plain": [FLOAT32, FLOAT16, FLOAT16_SUMS, BFLOAT16],
         "half": [FLOAT16, FLOAT16, FLOAT16_SUMS, BFLOAT16],
         "whole": [QUANTIZED] * 4,
+        "rows": [INT8_STATES, INT8_STATES, FLOAT16_SUMS, BFLOAT16],
     }
+
+
+def test_rows_of_int8_are_compared_as_float32() -> None:
+    """Alone, and in batches; a wrong scale is found."""
+    expected = np.random.default_rng(0).normal(size=(1, 2, 5, 16)).astype(F)
+    tolerance = tolerance_for(INT8_STATES, rtol=None, atol=None)
+    tolerance = tolerance_for(INT8_STATES, rtol=None, atol=None)
+    rows = pack_rows(expected)
+    assert comparison.compare(rows, expected, tolerance)["passed"]
+    batches = [{"x": rows}], [{"x": expected}]
+    data = Samples([{}], 1, None, 0)
+    assert compare_batches(["x"], *batches, data, tolerance)["x"]["passed"]
+    doubled = pack_rows(2 * expected)
+    moved = np.concatenate([rows[..., :-4], doubled[..., -4:]], -1)
+    assert not comparison.compare(moved, expected, tolerance)["passed"]
+
+
+def test_random_states_of_int8_have_valid_scales() -> None:
+    """As float32 states have: of the usual distribution, and of the range of a recipe."""
+    spec = TensorSpec("past", (1, 2, 50, 20), "int8", row_scales=True)
+    [feed] = random_samples([spec], {}, batches=1, seed=0, deviation=1.0).batches
+    assert feed["past"].shape == spec.shape
+    values = unpack_rows(feed["past"])
+    assert 0.8 < values.std() < 1.2
+    [feed] = random_samples([spec], {"past": (2, 3)}, batches=1, seed=0).batches
+    assert 1.9 < unpack_rows(feed["past"]).min() < unpack_rows(feed["past"]).max() < 3.1
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 7.0])

@@ -23,8 +23,10 @@ from tests.support.pages import ROOT
 from tests.unit.targets.state_libraries import StateLibrary, write_library
 from tvmflow.core.errors import BundleError
 from tvmflow.recipe import Verify
+from tvmflow.runtime.arrays import pack_rows, unpack_rows
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.sessions import Session
+from tvmflow.stages.verify.comparison import as_reference
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify.verification import check_states
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
@@ -35,16 +37,22 @@ COMPILER: Final = ("gcc", "-std=gnu11", "-O1")
 SEQUENCES: Final = 10_000
 
 
-@pytest.fixture(scope="module", params=["", "float16"], ids=["float32", "float16"])
+@pytest.fixture(scope="module", params=["", "float16", "int8"], ids=["float32", "float16", "int8"])
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> StateLibrary:
     return write_library(tmp_path_factory.mktemp("cached"), request.param)
 
 
-def find_element(library: StateLibrary) -> np.dtype[Any]:
+def find_element(library: StateLibrary) -> str:
     """Return the dtype of the states."""
-    return np.dtype(library.signature["inputs"][-1]["dtype"])
+    return str(library.signature["inputs"][-1]["dtype"])
+
+
+def count_bytes(library: StateLibrary) -> int:
+    """Return the bytes of a row of all heads."""
+    state = library.signature["inputs"][-1]
+    return int(caches.HEADS * state["shape"][-1] * np.dtype(state["dtype"]).itemsize)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +68,10 @@ def test_random_calls_under_sanitizers(library: StateLibrary, tmp_path: Path, co
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
     made = tmp_path / "calls"
-    element = "uint16_t" if find_element(library) == np.float16 else "float"
-    library.compile(
-        (*COMPILER, "-g", *warnings, *sanitizers, f"-DELEMENT={element}", str(source)), made
-    )
+    elements = {"float32": "float", "float16": "uint16_t", "int8": "int8_t"}
+    size = library.signature["inputs"][-1]["shape"][-1]
+    macros = f"-DELEMENT={elements[find_element(library)]}", f"-DROW={size}"
+    library.compile((*COMPILER, "-g", *warnings, *sanitizers, *macros, str(source)), made)
     words = [str(made), "0", str(SEQUENCES)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -82,7 +90,7 @@ def test_attention_reads_states_where_they_are(library: StateLibrary) -> None:
 def test_states_of_another_dtype_are_refused(
     module: Module, library: StateLibrary, tmp_path: Path
 ) -> None:
-    other = "" if find_element(library) == np.float16 else "float16"
+    other = "" if find_element(library) == "float16" else "float16"
     others = write_library(tmp_path, other)
     others.compile((*COMPILER, "-shared", "-fPIC"), tmp_path / "other.so")
     session = others.load(tmp_path / "other.so").session()
@@ -144,7 +152,7 @@ def test_damaged_states_are_refused_or_equal(
 ) -> None:
     """Also those with a right checksum, whose lengths are wrong; a refusal changes nothing."""
     draw = random.Random(mutations)
-    row = 2 * caches.WIDTH * find_element(library).itemsize
+    row = 2 * count_bytes(library)
     session, other = module.session(), module.session()
     session.run(feed(0, 7, 0))
     other.run(feed(1, 3, 0))
@@ -291,14 +299,19 @@ def find_by(module: Module, weights: dict[str, Array]) -> str:
         return "steps"
     draw = np.random.default_rng(0)
     shape, dtype = (1, caches.HEADS, 5, caches.DEPTH), module.inputs[-1].dtype
-    past = [draw.standard_normal(shape).astype(dtype) for _ in range(2)]
+    drawn = [draw.standard_normal(shape).astype("f4") for _ in range(2)]
+    is_packed = module.inputs[-1].row_scales
+    past = [pack_rows(array) if is_packed else array.astype(dtype) for array in drawn]
     given = feed(0, 3, 5)
-    keys, values = (array.astype("f4") for array in past)
+    keys, values = (unpack_rows(array) if is_packed else array.astype("f4") for array in past)
     expected = caches.attend(weights, given["x"], given["mask"], (keys, values))
-    # ten roundings to float16
-    limits = (1e-2, 10 / 2**11) if dtype == "float16" else (1e-3, 1e-4)
+    # ten roundings to float16, or two to 127 steps of a value of 3
+    limits = {"float16": (1e-2, 10 / 2**11), "int8": (1e-2, 2 * 3 / 127)}.get(dtype, (1e-3, 1e-4))
     found = module.run({**given, "past_key": past[0], "past_value": past[1]})
-    is_close = [np.allclose(a, b, *limits) for a, b in zip(found.values(), expected, strict=True)]
+    is_close = [
+        np.allclose(as_reference(a, b), b, *limits)
+        for a, b in zip(found.values(), expected, strict=True)
+    ]
     return "" if all(is_close) else "calls"
 
 
@@ -309,7 +322,7 @@ def test_verify_finds_wrong_appends(
     """Rows in the wrong place, stale pages, wrong lengths and masks, each in a library that is otherwise right."""
     weights = caches.write_cached_attention(tmp_path / "model.onnx")
     assert not find_by(module, weights)
-    found, row = Counter[str](), caches.WIDTH * find_element(library).itemsize
+    found, row = Counter[str](), count_bytes(library)
     for place, (what, (name, old, new)) in enumerate(WRONG.items()):
         path = library.folder / f"{name}.c"
         text, made = path.read_text(), tmp_path / f"{place}.so"

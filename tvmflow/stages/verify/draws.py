@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Final, NamedTuple, cast
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Array, Feed, TensorSpec
+from tvmflow.runtime.arrays import pack_rows
 from tvmflow.runtime.samples import draw_integers, random_samples
 from tvmflow.stages.verify.comparison import Tolerance, compare, compare_outputs, find_scaled_slice
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
@@ -157,10 +158,19 @@ class RandomDraws:
         results: The samples and the reference's outputs, including those that `reach_more` and `vary_indices` add.
     """
 
-    def __init__(self, run: Run, results: ReferenceOutputs, settings: VerifySettings) -> None:
+    def __init__(
+        self,
+        run: Run,
+        results: ReferenceOutputs,
+        settings: VerifySettings,
+        with_row_scales: Collection[str] = (),
+    ) -> None:
         self._run, self.results, self._settings = run, results, settings
         feed = results.samples.batches[0]
-        self._inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feed.items()]
+        self._inputs = [
+            TensorSpec(name, a.shape, str(a.dtype), row_scales=name in with_row_scales)
+            for name, a in feed.items()
+        ]
         has_images = any(spec.image for spec in settings.inputs.values())
         self._is_random = not settings.verify.data and not has_images
         self._can_add = self._is_random and bool(feed)
@@ -283,7 +293,8 @@ class RandomDraws:
     def _may_draw(self, spec: TensorSpec, kinds: str = "f") -> bool:
         """Return whether an input has a dtype of these kinds (floats by default), and no range."""
         known = self._settings.inputs.get(spec.name)
-        return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
+        is_kind = not spec.row_scales and np.dtype(spec.dtype).kind in kinds
+        return is_kind and not (known and known.range)
 
     def _draw_for_branches(self) -> Iterator[tuple[str, Feed]]:
         for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
@@ -295,6 +306,8 @@ class RandomDraws:
         rng = np.random.default_rng([settings.verify.seed, number])
 
         def draw(spec: TensorSpec) -> Array:
+            if spec.row_scales:
+                return pack_rows(draw(spec.unpacked()))
             if self._may_draw(spec):
                 values = rng.normal(0.0, kind.deviation, spec.shape)
                 return (values if kind.sign is None else kind.sign * np.abs(values)).astype(

@@ -14,6 +14,7 @@ from tvmflow.core.types import Array, Feed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel, Reference
 from tvmflow.graph import ir
+from tvmflow.runtime.arrays import unpack_rows
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.samples import Samples
 from tvmflow.runtime.weights import read_safetensors
@@ -111,7 +112,8 @@ def run_reference(
             return reference.run({**feed, **model.bound})
 
         results = inputs.run_reference_on(run, candidates, names, tolerance)
-        drawn = RandomDraws(run, results, limited)
+        packed = {spec.name for spec in model.inputs if spec.row_scales}
+        drawn = RandomDraws(run, results, limited, packed)
         if indices:
             if clear := list_clear_indices(indices, results.outputs, tolerance):
                 drawn.reach_more(clear, can_settle_ties=bool(inner))
@@ -182,7 +184,11 @@ class QuantizedReference:
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of the quantized model for one batch."""
-        return self._module.run({spec.name: feed[spec.name] for spec in self._module.inputs})
+        outputs = self._module.run({spec.name: feed[spec.name] for spec in self._module.inputs})
+        for spec in self._module.outputs:
+            if spec.row_scales:
+                outputs[spec.name] = unpack_rows(outputs[spec.name])
+        return outputs
 
 
 def run_at(

@@ -13,12 +13,14 @@ FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"
 FLOAT16_SUMS: Final = "float16 sums"
 BFLOAT16: Final = "bfloat16"
+INT8_STATES: Final = "int8 states"
 QUANTIZED: Final = "quantized"
 ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     FLOAT32: "float32",
     FLOAT16: "float16, entirely or in part",
     FLOAT16_SUMS: "float16, with sums in float16",
     BFLOAT16: "bfloat16",
+    INT8_STATES: "float32, with states of int8",
     QUANTIZED: "quantized integers",
 }
 SMALLEST_NORMAL: Final = 2.0**-126

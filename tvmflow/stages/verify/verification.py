@@ -46,6 +46,7 @@ from tvmflow.stages.verify.reference_run import Case, ReferenceRun
 from tvmflow.stages.verify.verdict import (
     FLOAT16,
     FLOAT32,
+    INT8_STATES,
     AllowedDifference,
     IsaLevelVerdict,
     OutputComparison,
@@ -206,16 +207,18 @@ def _can_sweep(
     verdict: Verdict, model: ImportedModel, indices: IndexInputs | None, settings: VerifySettings
 ) -> bool:
     """Return whether a sweep is possible: no ties or coarse roundings could look like errors."""
-    # with states of float16, all arithmetic is still float32
-    arithmetic = FLOAT16 if model.states and settings.precision == "model" else FLOAT32
+    # with states of float16 or int8, all arithmetic is still float32
+    has_states = model.states and settings.precision == "model"
+    arithmetic = (FLOAT16, INT8_STATES) if has_states else (FLOAT32,)
     return (
         settings.run_on == LOCAL
-        and verdict["tolerance"]["for"] == arithmetic
+        and verdict["tolerance"]["for"] in arithmetic
         and settings.verify.has_default_tolerance
         and indices is None
         and all(machine.tvm["kind"] == "llvm" for machine in settings.machines.values())
         and all(
-            spec.bounded_axis is None and spec.dtype.startswith("float") for spec in model.outputs
+            spec.bounded_axis is None and (spec.row_scales or spec.dtype.startswith("float"))
+            for spec in model.outputs
         )
     )
 

@@ -126,6 +126,7 @@ def header_values(signature: Mapping[str, Json]) -> dict[str, str]:
     for state in State.list_of(signature):
         tensor = tensors[state.input]
         how = "replaced by" if state.axis is None else f"grows along axis {state.axis} to"
-        text = f"keeps {state.input}: {tensor['dtype']} {shape_text(tensor)}, {how} {state.output}"
+        rows = " in rows of values and their float32 scale" if tensor.get("row_scales") else ""
+        text = f"keeps {state.input}: {tensor['dtype']} {shape_text(tensor)}{rows}, {how} {state.output}"
         lines.append(f" *   {comment(text)}")
     return {"states": "\n".join(lines)}

@@ -1,4 +1,4 @@
-"""Growing states are laid out so that a C library appends to them, also in float16; a virtual machine computes the same."""
+"""Growing states are laid out so that a C library appends to them, also in float16 or int8; a virtual machine computes the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.support.dynamic_networks import DynamicNetwork, Input, make_network
 from tvmflow.compiler.c_program.program import Copy, KernelCall, read_program
 from tvmflow.core.types import Dimension
 from tvmflow.graph import ir
-from tvmflow.graph.states import GrowingState, NotAppended, store_states, with_states
+from tvmflow.graph.states import GrowingState, NotStorable, store_states, with_states
+from tvmflow.runtime.arrays import pack_rows, unpack_rows
 
 DIMENSIONS = (Dimension("past", 0, 40), Dimension("seq", 1, 8))
 SIZES = [{"past": past, "seq": seq} for past, seq in ((0, 1), (0, 8), (5, 3), (40, 1))]
@@ -85,11 +86,11 @@ def test_other_states_are_left_as_they_are(body: Callable[..., Any]) -> None:
     assert not read_program(network.lower().mod, []).appended
 
 
-def store(network: DynamicNetwork) -> DynamicNetwork:
-    """Return a model whose state is float16."""
-    mod, _ = store_states(network.mod, (), [STATE], "float16")
-    inputs = {**INPUTS, "past_key": INPUTS["past_key"]._replace(dtype="float16")}
-    return network._replace(mod=mod, inputs=inputs)
+def store(network: DynamicNetwork, dtype: str = "float16") -> DynamicNetwork:
+    """Return a model whose state has another dtype."""
+    mod, _ = store_states(network.mod, (), [STATE], dtype)
+    stored = Input((1, 2, "past", 20 if dtype == "int8" else 16), dtype=dtype)
+    return network._replace(mod=mod, inputs={**network.inputs, "past_key": stored})
 
 
 def test_rows_are_cast_to_float16_as_they_are_appended() -> None:
@@ -130,9 +131,63 @@ def test_casts_have_the_node_of_the_append() -> None:
     ]
 
 
+def score(emit: Any, past_key: Any, key: Any) -> list[Any]:
+    """Read the rows of a state as attention does."""
+    doubled = emit(relax.op.multiply(key, relax.const(2.0)))
+    present = emit(relax.op.concat([past_key, doubled], 2))
+    columns = emit(relax.op.permute_dims(present, [0, 1, 3, 2]))
+    return [present, emit(relax.op.matmul(key, columns))]
+
+
+def test_rows_are_quantized_as_they_are_appended() -> None:
+    """As NumPy does, up to a rounding of the scale; everything else reads the quantized rows. A row of 0 stays 0."""
+    network = store(make_cached(score), "int8")
+    run = network.compile()
+    for sizes in SIZES:
+        drawn = {**make_cached(score).draw(sizes)}
+        drawn["key"][:, 0, 0] = 0
+        drawn["key"][:, 1, 0] *= 1e-35
+        past = pack_rows(drawn["past_key"])
+        present, scores = run(past_key=past, key=drawn["key"])
+        values, wanted = (
+            unpack_rows(present),
+            np.concatenate([unpack_rows(past), 2 * drawn["key"]], 2),
+        )
+        assert present.dtype == np.int8
+        np.testing.assert_array_equal(present[:, :, : sizes["past"]], past)
+        np.testing.assert_array_equal(values[:, 0, sizes["past"]], 0)
+        steps = abs(wanted).max(-1, keepdims=True) / 127
+        assert (abs(values - wanted) <= 0.5001 * steps + 1e-30).all()
+        expected = drawn["key"] @ values.transpose(0, 1, 3, 2)
+        np.testing.assert_allclose(scores, expected, 2e-5, 2e-5)
+
+
+def test_a_step_copies_only_new_quantized_rows() -> None:
+    program = read_program(store(make_cached(score), "int8").lower().mod, [])
+    (state,) = program.appended
+    assert (state.outer, state.row) == (2, 20)
+    copies = [step for step in program.steps if isinstance(step, Copy)]
+    assert [copy.target.resolve() for copy in copies] == [program.outputs[0]]
+
+
+def test_rows_that_attention_does_not_read_whole_cannot_be_int8() -> None:
+    """Others, such as a sum, or a reshape that splits rows into heads, would read a float32 copy in each step."""
+
+    def split(emit: Any, past_key: Any, key: Any) -> list[Any]:
+        present = emit(relax.op.concat([past_key, key], 2))
+        heads = emit(relax.op.reshape(present, (1, 4, -1, 8)))
+        return [present, heads]
+
+    for body, reader in ((append, "sum"), (split, "reshape")):
+        with pytest.raises(NotStorable) as error:
+            store(make_cached(body), "int8")
+        assert error.value.input == 0
+        assert f"and `{reader}` reads it" in error.value.reason
+
+
 @pytest.mark.parametrize("body", [read_past, put_before, change])
 def test_other_states_cannot_be_float16(body: Callable[..., Any]) -> None:
-    with pytest.raises(NotAppended):
+    with pytest.raises(NotStorable):
         store(make_cached(body))
 
 
