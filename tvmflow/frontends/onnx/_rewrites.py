@@ -225,49 +225,25 @@ def _add_tanh_of_softplus(node: Rewriting, x: str, kind: int) -> str:
 # Einstein sums of two tensors become matmuls, which have optimized kernels.
 
 
-class _Product(NamedTuple):
-    """The labels of an Einstein sum of two tensors, by their role in a matmul.
-
-    Attributes:
-        batch: Labels of both tensors and the result.
-        rows: Labels of the left tensor and the result.
-        columns: Labels of the right tensor and the result.
-        summed: Labels of both tensors that the result lacks.
-    """
-
-    left: str
-    right: str
-    result: str
-    batch: str
-    rows: str
-    columns: str
-    summed: str
-
-    @classmethod
-    def parse(cls, equation: str) -> _Product | None:
-        """Return the roles; None if the sum is not a matmul, or has an ellipsis."""
-        operands, arrow, result = equation.replace(" ", "").partition("->")
-        left, _, right = operands.partition(",")
-        texts = (left, right, result or "a")
-        if not arrow or not all(t.isalpha() and len(set(t)) == len(t) for t in texts):
-            return None
-        batch = "".join(label for label in result if label in left and label in right)
-        rows = "".join(label for label in result if label in left and label not in batch)
-        columns = "".join(label for label in result if label in right and label not in batch)
-        summed = "".join(label for label in left if label not in result)
-        if set(left) != set(batch + rows + summed) or set(right) != set(batch + columns + summed):
-            return None
-        return cls(left, right, result, batch, rows, columns, summed)
-
-
 def rewrite_einsum(node: Rewriting) -> str | None:
-    """Rewrite an Einstein sum of two static tensors as transposes, reshapes and a matmul."""
-    shapes = [node.shape(position) for position in range(len(node.node.input))]
-    product = _Product.parse(node.attributes["equation"]) if len(shapes) == 2 else None
-    if product is None:
+    """Rewrite an Einstein sum of two static tensors as transposes, reshapes and a matmul.
+
+    The result has the labels `batch` of both tensors, `rows` of the left and `columns` of the right one.
+    """
+    operands, arrow, result = node.attributes["equation"].replace(" ", "").partition("->")
+    left, _, right = operands.partition(",")
+    texts = (left, right, result or "a")
+    if not arrow or not all(t.isalpha() and len(set(t)) == len(t) for t in texts):
+        return None
+    batch = "".join(label for label in result if label in left and label in right)
+    rows = "".join(label for label in result if label in left and label not in batch)
+    columns = "".join(label for label in result if label in right and label not in batch)
+    summed = "".join(label for label in left if label not in result)
+    if set(left) != set(batch + rows + summed) or set(right) != set(batch + columns + summed):
         return None
     sizes: dict[str, int] = {}
-    for labels, shape in zip((product.left, product.right), shapes, strict=True):
+    for position, labels in enumerate((left, right)):
+        shape = node.shape(position)
         # ONNX broadcasts axes of length 1, which these reshapes cannot.
         if shape is None or len(labels) != len(shape):
             return None
@@ -286,16 +262,18 @@ def rewrite_einsum(node: Rewriting) -> str | None:
 
     def arrange(value: str, labels: str, *groups: str) -> str:
         """Transpose and reshape a tensor to its batch axes and one axis for each of two groups of labels."""
-        value = transpose(value, labels, product.batch + "".join(groups))
+        value = transpose(value, labels, batch + "".join(groups))
         is_arranged = all(len(group) == 1 for group in groups)
-        return value if is_arranged else reshape(value, *product.batch, *groups)
+        return value if is_arranged else reshape(value, *batch, *groups)
 
-    left = arrange(node.name(0), product.left, product.rows, product.summed)
-    right = arrange(node.name(1), product.right, product.summed, product.columns)
-    value, order = node.add("MatMul", left, right), product.batch + product.rows + product.columns
-    if len(product.rows) != 1 or len(product.columns) != 1:
+    matrices = (
+        arrange(node.name(0), left, rows, summed),
+        arrange(node.name(1), right, summed, columns),
+    )
+    value, order = node.add("MatMul", *matrices), batch + rows + columns
+    if len(rows) != 1 or len(columns) != 1:
         value = reshape(value, *order)
-    value = transpose(value, order, product.result)
+    value = transpose(value, order, result)
     node.nodes[-1].name = node.node.name
     return value
 

@@ -223,13 +223,7 @@ def names_used(graph: GraphProto) -> set[str]:
 
 def captured_names(node: NodeProto) -> set[str]:
     """Return all names read or returned in a node's subgraphs; some may be outer values."""
-    names: set[str] = set()
-    for graph in subgraphs(node):
-        names.update(value.name for value in graph.output)
-        for inner in graph.node:
-            names.update(inner.input)
-            names |= captured_names(inner)
-    return names
+    return set().union(*map(names_used, subgraphs(node)))
 
 
 def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
