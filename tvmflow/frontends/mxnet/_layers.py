@@ -460,8 +460,7 @@ def _roi_pooling(op: Op) -> Value:
     )
 
 
-# ---------------------------------------------------------------- detection: anchors, boxes, and non-maximum
-# suppression
+# ---------------------------------------------------------------- detection: anchors, boxes, suppression
 
 
 _FORMATS: Final = ("corner", "center")

@@ -520,21 +520,6 @@ def _cumsum(operation: Operation) -> None:
     operation.write(result)
 
 
-_REDUCTIONS: Final[Mapping[str, Converter]] = {
-    "MEAN": functools.partial(_reduce, name="ReduceMean"),
-    "REDUCE_MAX": functools.partial(_reduce, name="ReduceMax"),
-    "REDUCE_MIN": functools.partial(_reduce, name="ReduceMin"),
-    "REDUCE_PROD": functools.partial(_reduce, name="ReduceProd"),
-    "SUM": functools.partial(_reduce, name="ReduceSum"),
-    "ARG_MAX": functools.partial(_arg, name="ArgMax"),
-    "ARG_MIN": functools.partial(_arg, name="ArgMin"),
-    "CUMSUM": _cumsum,
-    "REDUCE_ALL": functools.partial(_reduce, name="ReduceMin", is_bool=True),
-    "REDUCE_ANY": functools.partial(_reduce, name="ReduceMax", is_bool=True),
-    "TOPK_V2": _top_k,
-}
-
-
 _Formula = Callable[..., Value]
 
 
@@ -656,7 +641,17 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "DEPTH_TO_SPACE": functools.partial(_move_pixels, operator="DepthToSpace"),
     "SPACE_TO_BATCH_ND": _space_to_batch,
     "SPACE_TO_DEPTH": functools.partial(_move_pixels, operator="SpaceToDepth"),
-    **_REDUCTIONS,
+    "MEAN": functools.partial(_reduce, name="ReduceMean"),
+    "REDUCE_MAX": functools.partial(_reduce, name="ReduceMax"),
+    "REDUCE_MIN": functools.partial(_reduce, name="ReduceMin"),
+    "REDUCE_PROD": functools.partial(_reduce, name="ReduceProd"),
+    "SUM": functools.partial(_reduce, name="ReduceSum"),
+    "ARG_MAX": functools.partial(_arg, name="ArgMax"),
+    "ARG_MIN": functools.partial(_arg, name="ArgMin"),
+    "CUMSUM": _cumsum,
+    "REDUCE_ALL": functools.partial(_reduce, name="ReduceMin", is_bool=True),
+    "REDUCE_ANY": functools.partial(_reduce, name="ReduceMax", is_bool=True),
+    "TOPK_V2": _top_k,
     **{name: functools.partial(_elementwise, formula=f) for name, f in _FORMULAS.items()},
     "CAST": _cast,
     "DEQUANTIZE": _dequantize,
