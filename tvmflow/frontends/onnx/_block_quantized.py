@@ -24,7 +24,6 @@ from tvmflow.frontends.onnx.graph import (
     attributes_of,
     node_name,
     replace_nodes,
-    set_entries,
     value_info,
 )
 
@@ -77,7 +76,6 @@ def convert_block_quantized(model: ModelProto) -> ModelProto:
         if has_converted:
             replace_nodes(graph, nodes)
     if has_converted:
-        _drop_unread(model)
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return model
 
@@ -90,18 +88,6 @@ def _list_constants(graph: GraphProto) -> dict[str, TensorProto]:
         if node.op_type == "Constant" and attribute.name == "value" and node.output
     }
     return values | {tensor.name: tensor for tensor in graph.initializer}
-
-
-def _drop_unread(model: ModelProto) -> None:
-    """Remove weights that no node reads any more: TVM lacks the element types of some."""
-    graphs = list(all_graphs(model.graph))
-    read = {name for graph in graphs for node in graph.node for name in node.input}
-    read |= {value.name for graph in graphs for value in graph.output}
-    for graph in graphs:
-        unread = _list_constants(graph).keys() - read
-        set_entries(graph.initializer, [t for t in graph.initializer if t.name not in unread])
-        nodes = [node for node in graph.node if next(iter(node.output), "") not in unread]
-        set_entries(graph.node, nodes)
 
 
 class _Additions:

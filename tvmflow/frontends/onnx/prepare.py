@@ -474,6 +474,8 @@ def drop_dead_nodes(model: ModelProto) -> ModelProto:
 _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     inline_functions,
     convert_block_quantized,
+    # Before the opset is converted, because ONNX's converter may refuse the types of replaced weights.
+    drop_dead_nodes,
     convert_opset,
     name_branch_values,
     convert_constants_to_initializers,
