@@ -50,20 +50,13 @@ class Table:
         self._data = data
         self._position = position
         self._budget = budget
-        self._fields = position - int(_read(data, position, "i"))
-        self._size = int(_read(data, self._fields, "H"))
+        self._fields = position - _read(data, position, "i")
+        self._size = _read(data, self._fields, "H")
 
-    @classmethod
-    def root(cls, data: Buffer, budget: Budget) -> Table:
-        return cls(data, int(_read(data, 0, "I")), budget)
-
-    def scalar(self, number: int, code: str, default: float) -> float:
+    def number(self, number: int, code: str, default: float = 0) -> Any:
         """Return the number in a field, of the `struct` type `code`."""
         place = self._place(number)
         return default if place is None else _read(self._data, place, code)
-
-    def integer(self, number: int, code: str, default: int = 0) -> int:
-        return int(self.scalar(number, code, default))
 
     def table(self, number: int) -> Table | None:
         place = self._place(number)
@@ -77,7 +70,7 @@ class Table:
         for index in range(count):
             yield Table(self._data, self._target(start + 4 * index), self._budget)
 
-    def numbers(self, number: int, code: str, limit: int) -> tuple[float, ...]:
+    def numbers(self, number: int, code: str, limit: int) -> tuple[Any, ...]:
         """Return a vector of numbers of the `struct` type `code`; NotAModel for more than `limit`."""
         size = struct.calcsize(code)
         start, count = self.span(number, size)
@@ -85,9 +78,6 @@ class Table:
             raise NotAModel(f"a list in it has {count:,} numbers, and the limit is {limit:,}")
         self._budget.spend(count * size)
         return struct.unpack_from(f"<{count}{code}", self._data, start)
-
-    def integers(self, number: int, code: str, limit: int) -> tuple[int, ...]:
-        return tuple(map(int, self.numbers(number, code, limit)))
 
     def text(self, number: int) -> str:
         start, count = self.span(number, 1)
@@ -102,7 +92,7 @@ class Table:
         if place is None:
             return 0, 0
         start = self._target(place)
-        count = int(_read(self._data, start, "I"))
+        count = _read(self._data, start, "I")
         if start + 4 + count * size > len(self._data):
             raise NotAModel("it is incomplete")
         return start + 4, count
@@ -111,18 +101,17 @@ class Table:
         entry = 4 + 2 * number
         if entry + 2 > self._size:
             return None
-        offset = int(_read(self._data, self._fields + entry, "H"))
+        offset = _read(self._data, self._fields + entry, "H")
         return self._position + offset if offset else None
 
     def _target(self, place: int) -> int:
         return place + int(_read(self._data, place, "I"))
 
 
-def _read(data: Buffer, position: int, code: str) -> float:
+def _read(data: Buffer, position: int, code: str) -> Any:
     if position < 0 or position + struct.calcsize(code) > len(data):
         raise NotAModel("it is incomplete")
-    value: float = struct.unpack_from(f"<{code}", data, position)[0]
-    return value
+    return struct.unpack_from(f"<{code}", data, position)[0]
 
 
 # ---------------------------------------------------------------- operators
@@ -250,14 +239,12 @@ def read_options(name: str, table: Table | None) -> dict[str, Any]:
         key, _, kind = field.partition(":")
         code, _, default = kind.partition("=")
         if code == "v":
-            options[key] = table.integers(number, "i", _VECTOR_LIMIT) if table else ()
+            options[key] = table.numbers(number, "i", _VECTOR_LIMIT) if table else ()
         elif code == "s":
             options[key] = table.text(number) if table else ""
-        elif code == "f":
-            options[key] = table.scalar(number, "f", 0.0) if table else 0.0
         else:
-            value = int(default or 0)
-            options[key] = table.integer(number, code, value) if table else value
+            value = 0.0 if code == "f" else int(default or 0)
+            options[key] = table.number(number, code, value) if table else value
     return options
 
 
@@ -389,7 +376,7 @@ def read_model(data: Buffer) -> Model:
     if not is_tflite(data[:8]):
         raise NotAModel("it does not begin as one")
     budget = Budget(data)
-    root = Table.root(data, budget)
+    root = Table(data, _read(data, 0, "I"), budget)
     graphs = list(root.tables(2, MAX_ENTRIES))
     if not graphs:
         raise NotAModel("it has no graph")
@@ -397,8 +384,8 @@ def read_model(data: Buffer) -> Model:
     codes = [_operator_name(table) for table in root.tables(1, MAX_ENTRIES)]
     tensors, operators = _read_graph(graphs[0], buffers, codes)
     signature = _read_signature(root)
-    inputs = graphs[0].integers(1, "i", _MAX_OPERANDS)
-    outputs = graphs[0].integers(2, "i", _MAX_OPERANDS)
+    inputs = graphs[0].numbers(1, "i", _MAX_OPERANDS)
+    outputs = graphs[0].numbers(2, "i", _MAX_OPERANDS)
     _check_numbers((*inputs, *outputs), len(tensors))
     input_names = list(_names(inputs, tensors, signature[0]))
     output_names = list(_names(outputs, tensors, signature[1]))
@@ -539,17 +526,17 @@ def _buffer_span(table: Table, size: int) -> tuple[int, int] | None:
     start, count = table.span(0, 1)
     if not count:
         # Large models store their data after the tables.
-        start, count = table.integer(1, "Q"), table.integer(2, "Q")
+        start, count = table.number(1, "Q"), table.number(2, "Q")
     if start + count > size:
         raise NotAModel("it is incomplete")
     return (start, start + count) if count else None
 
 
 def _read_tensor(table: Table, buffers: Sequence[tuple[int, int] | None]) -> Tensor:
-    kind, buffer = table.integer(1, "B"), table.integer(2, "I")
+    kind, buffer = table.number(1, "B"), table.number(2, "I")
     if kind >= len(_DTYPES) or (buffer and buffer >= len(buffers)):
         raise NotAModel("one of its tensors has a type or data that do not exist")
-    fixed, signature = (table.integers(number, "i", _MAX_RANK) for number in (0, 7))
+    fixed, signature = (table.numbers(number, "i", _MAX_RANK) for number in (0, 7))
     return Tensor(
         name=table.text(3),
         dtype=_DTYPES[kind],
@@ -557,7 +544,7 @@ def _read_tensor(table: Table, buffers: Sequence[tuple[int, int] | None]) -> Ten
         data=buffers[buffer] if buffer else None,
         quantization=_read_quantization(table.table(4)),
         is_sparse=table.table(6) is not None,
-        is_variable=bool(table.integer(5, "?")),
+        is_variable=bool(table.number(5, "?")),
     )
 
 
@@ -565,36 +552,36 @@ def _read_quantization(table: Table | None) -> Quantization | None:
     scales = table.numbers(2, "f", _MAX_CHANNELS) if table else ()
     if not (table and scales):
         return None
-    zero_points = table.integers(3, "q", _MAX_CHANNELS) or (0,) * len(scales)
+    zero_points = table.numbers(3, "q", _MAX_CHANNELS) or (0,) * len(scales)
     if len(zero_points) == 1:
         zero_points *= len(scales)
     if len(zero_points) != len(scales):
         raise NotAModel("one of its tensors has different numbers of scales and zero points")
-    return Quantization(scales, zero_points, table.integer(6, "i"))
+    return Quantization(scales, zero_points, table.number(6, "i"))
 
 
 def _operator_name(table: Table) -> str:
     # Old files have only the first field, which cannot store codes above 127.
-    number = max(table.integer(0, "b"), table.integer(3, "i"))
+    number = max(table.number(0, "b"), table.number(3, "i"))
     if number == CUSTOM:
         return f"CUSTOM {table.text(1)}"
     return NAMES[number] if number < len(NAMES) else f"number {number}"
 
 
 def _read_operator(table: Table, codes: Sequence[str]) -> Operator:
-    code = table.integer(0, "I")
+    code = table.number(0, "I")
     if code >= len(codes):
         raise NotAModel("it uses an operator that it does not list")
-    inputs, outputs = (table.integers(number, "i", _MAX_OPERANDS) for number in (1, 2))
+    inputs, outputs = (table.numbers(number, "i", _MAX_OPERANDS) for number in (1, 2))
     return Operator(codes[code], inputs, outputs, read_options(codes[code], table.table(4)))
 
 
 def _read_signature(root: Table) -> tuple[dict[int, str], dict[int, str]]:
     """Return tensor index -> name of inputs and of outputs, if the file has a signature."""
     for table in root.tables(7, MAX_ENTRIES):
-        if table.integer(4, "I") == 0:
+        if table.number(4, "I") == 0:
             entries = [list(table.tables(number, _MAX_OPERANDS)) for number in (0, 1)]
-            inputs, outputs = ({e.integer(1, "I"): e.text(0) for e in part} for part in entries)
+            inputs, outputs = ({e.number(1, "I"): e.text(0) for e in part} for part in entries)
             return inputs, outputs
     return {}, {}
 
