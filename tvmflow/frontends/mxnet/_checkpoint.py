@@ -6,7 +6,7 @@ import ast
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,11 +14,10 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import Array
-from tvmflow.custom_operators.definition import Node as CustomNode
-from tvmflow.custom_operators.definition import Operator, Tensor
 from tvmflow.frontends.base import number_repeated
 
 if TYPE_CHECKING:
+    from tvmflow.custom_operators.definition import Operator
     from tvmflow.custom_operators.loading import Operators
     from tvmflow.frontends.onnx.graph import Place
 
@@ -194,9 +193,9 @@ def count_outputs(symbol: Symbol, index: int) -> int:
     )
 
 
-def custom_attributes(node: Node) -> dict[str, Any]:
+def custom_attributes(attributes: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of a `Custom`, which MXNet stores as strings."""
-    return {k: v for k, v in node.attrs.items() if k != _TYPE and not k.startswith("__")}
+    return {k: v for k, v in attributes.items() if k != _TYPE and not k.startswith("__")}
 
 
 def output_names(symbol: Symbol) -> list[str]:
@@ -226,19 +225,6 @@ def find_states(symbol: Symbol) -> dict[str, str]:
         for output, (source, _) in enumerate(node.inputs[2:4], 1)
         if symbol.nodes[source].op == "null" and (index, output) in names
     }
-
-
-def describe_node(
-    node: Node, operator: Operator, outputs: int, inputs: Sequence[Tensor | None] = ()
-) -> CustomNode:
-    return CustomNode(
-        operator=operator.name,
-        domain=DOMAIN,
-        version=1,
-        attributes=custom_attributes(node),
-        inputs=tuple(inputs),
-        outputs=outputs,
-    )
 
 
 # ---------------------------------------------------------------- the parameters

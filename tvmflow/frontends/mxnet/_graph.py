@@ -124,7 +124,7 @@ class _Conversion(NamedTuple):
         kind, operands = (DOMAIN, operator.name), list(filter(None, inputs))
         try:
             return self.graph.add_custom(
-                kind, count, operands, custom_attributes(node), self.custom
+                kind, count, operands, custom_attributes(node.attrs), self.custom
             )
         except ValueError as error:
             op.refuse(str(error))

@@ -16,13 +16,12 @@ import numpy as np
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Array
-from tvmflow.custom_operators.definition import Operator, Tensor
+from tvmflow.custom_operators.definition import Node, Operator, Tensor
 from tvmflow.frontends._reference_process import LoadedReference, Message, check_reference, serve
 from tvmflow.frontends.mxnet._checkpoint import (
-    CUSTOM,
-    Node,
+    DOMAIN,
     count_outputs,
-    describe_node,
+    custom_attributes,
     find_operator,
     read_symbol,
 )
@@ -136,8 +135,14 @@ def _register_one(
 ) -> None:
     def compute(attributes: dict[str, str], arrays: Sequence[Array]) -> list[Array]:
         specs = [Tensor(array.shape, str(array.dtype)) for array in arrays]
-        node = Node(CUSTOM, operator.name, attributes, ())
-        described = describe_node(node, operator, count, specs)
+        described = Node(
+            operator=operator.name,
+            domain=DOMAIN,
+            version=1,
+            attributes=custom_attributes(attributes),
+            inputs=tuple(specs),
+            outputs=count,
+        )
         assert operator.reference is not None
         results = operators.call(operator, operator.reference, described, *arrays)
         results = results if isinstance(results, list | tuple) else [results]
