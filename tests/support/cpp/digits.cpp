@@ -2,33 +2,16 @@
 
 #include <digits.hpp>
 
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
 #include <map>
 #include <set>
+
+#include "checks.hpp"
 
 namespace {
 
 using digits::Status;
 
-void require(bool condition, const char* text) {
-  if (condition) return;
-  std::fprintf(stderr, "not so: %s\n", text);
-  std::exit(1);
-}
-#define REQUIRE(condition) require(condition, #condition)
-
-void expect(Status status, const std::function<void()>& misuse) {
-  try {
-    misuse();
-  } catch (const digits::Error& error) {
-    std::printf("%d %s\n", static_cast<int>(error.status()), error.what());
-    REQUIRE(error.status() == status);
-    return;
-  }
-  REQUIRE(!"an error was thrown");
-}
+constexpr auto expect = expect_error<digits::Error>;
 
 void check_descriptions() {
   REQUIRE(digits::Model::inputs().size() == DIGITS_INPUTS);

@@ -2,32 +2,10 @@
 
 #include <net-images.hpp>
 
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
-namespace {
-
-void require(bool condition, const char* text) {
-  if (condition) return;
-  std::fprintf(stderr, "not so: %s\n", text);
-  std::exit(1);
-}
-#define REQUIRE(condition) require(condition, #condition)
-
-template <typename Misuse>
-void expect(const Misuse& misuse) {
-  try {
-    misuse();
-  } catch (const net::Error& error) {
-    std::printf("%d %s\n", static_cast<int>(error.status()), error.what());
-    return;
-  }
-  REQUIRE(!"an error was thrown");
-}
-
-}  // namespace
+#include "checks.hpp"
 
 int main(int, char** words) {
   std::ifstream stream(words[1], std::ios::binary);
@@ -46,7 +24,8 @@ int main(int, char** words) {
     REQUIRE(scores.size() == first.size() * static_cast<std::size_t>(batch));
     for (std::size_t i = 0; i < scores.size(); ++i) REQUIRE(scores[i] == first[i % first.size()]);
   }
-  expect([&] { net::preprocess(image, "x", model.input<float>("x"), 3); });
+  expect_error<net::Error>(net::Status::wrong_count,
+                           [&] { net::preprocess(image, "x", model.input<float>("x"), 3); });
   std::vector<float> odd(191);
-  expect([&] { net::preprocess(image, "x", odd); });
+  expect_error<net::Error>(net::Status::wrong_size, [&] { net::preprocess(image, "x", odd); });
 }

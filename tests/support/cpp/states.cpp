@@ -3,33 +3,16 @@
 
 #include <cached.hpp>
 
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <map>
+
+#include "checks.hpp"
 
 namespace {
 
 using cached::Status;
 
-void require(bool condition, const char* text) {
-  if (condition) return;
-  std::fprintf(stderr, "not so: %s\n", text);
-  std::exit(1);
-}
-#define REQUIRE(condition) require(condition, #condition)
-
-void expect(Status status, const std::function<void()>& misuse) {
-  try {
-    misuse();
-  } catch (const cached::Error& error) {
-    std::printf("%d %s\n", static_cast<int>(error.status()), error.what());
-    REQUIRE(error.status() == status);
-    return;
-  }
-  REQUIRE(!"an error was thrown");
-}
+constexpr auto expect = expect_error<cached::Error>;
 
 // The outputs of a step of some tokens.
 std::vector<float> step(cached::Model& model, std::int64_t tokens) {

@@ -17,7 +17,7 @@ import tvmflow
 from tests.support import dynamic_programs, exports
 from tests.support.dynamic_programs import DIMENSIONS, DynamicBundles, DynamicModel
 from tests.support.exports import Array
-from tests.support.recipes import ROOT
+from tests.unit.exporters.cpp_projects import PROGRAMS, run
 from tvmflow.core.types import Json
 from tvmflow.exporters import cpp
 from tvmflow.exporters.cpp import Library
@@ -28,7 +28,6 @@ from tvmflow.runtime.images import Preprocessing
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 
-PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"
 SIZES: Final = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 
@@ -67,12 +66,6 @@ def project(
 def tool(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its command line tool, compiled."""
     return exports.program_of(project, tmp_path_factory.mktemp("tool") / "run")
-
-
-def run(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, *map(str, words)], capture_output=True, text=True, check=False, env={}
-    )
 
 
 def feed(batch: int, seq: int) -> dict[str, Array]:

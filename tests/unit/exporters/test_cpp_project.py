@@ -208,6 +208,7 @@ def test_cmake_builds_installs_and_finds_it(exported: Exported, tmp_path: Path) 
     user = tmp_path / "user"
     user.mkdir()
     shutil.copyfile(PROGRAMS / "digits.cpp", user / "program.cpp")
+    shutil.copy(PROGRAMS / "checks.hpp", user)
     for index, (lines, options) in enumerate(
         (
             (f"add_subdirectory({project} digits)", []),
