@@ -84,7 +84,7 @@ class ReferenceProcess:
     def request(
         self, message: Message, arrays: Mapping[str, Array] | None = None
     ) -> tuple[Message, dict[str, Array]]:
-        """Send a message; return the answer, or raise the StageError or EnvironmentProblem that it is."""
+        """Send a message and return the answer; raise the error that the process reports, if any."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

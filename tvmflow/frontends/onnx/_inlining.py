@@ -679,9 +679,6 @@ class _Counters:
 # become weights of the main graph, because only the main graph's weights become parameters of the library.
 
 
-_Simplify = Callable[[ModelProto], ModelProto]
-
-
 def name_branch_values(model: ModelProto) -> ModelProto:
     """Make the names of values in branches unique, and move constants to the main graph."""
     taken = {tensor.name for tensor in model.graph.initializer}
@@ -729,7 +726,9 @@ def inline_known_branches(model: ModelProto) -> ModelProto:
     return model
 
 
-def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
+def simplify_branches(
+    model: ModelProto, simplify: Callable[[ModelProto], ModelProto]
+) -> ModelProto:
     """Simplify every branch as a separate model, whose inputs are the values that the branch captures."""
     values = {value.name: value for value in (*model.graph.input, *model.graph.value_info)}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -171,7 +171,7 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 def _hold_buffers(
     torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
 ) -> tuple[Any, list[Any]]:
-    """Return a program with buffers as last inputs and as outputs before inner tensors; and their content."""
+    """Return a program with buffers as last inputs and as outputs before inner tensors, and their content."""
     from torch.export import graph_signature as kinds
     from torch.utils import _pytree as pytree
 
