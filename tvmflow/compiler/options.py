@@ -8,10 +8,10 @@ from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.types import Json, Precision
 
-LOWERING_VERSION: Final = 43
+LOWERING_VERSION: Final = 44
 """Raise it when a change of the lowering pipeline or of a pass produces different kernels."""
 
-SCHEDULES_VERSION: Final = 32
+SCHEDULES_VERSION: Final = 33
 """Raise it when a change of the schedule rules produces different schedules."""
 
 _FLOAT_BITS: Final = 32

@@ -147,7 +147,7 @@ def estimate_speed(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
 
 def computes_tails_apart(arithmetic: Arithmetic, cpu: CpuModel) -> bool:
     """Return whether remainder tiles compute the tails, so that whole tiles need no bounds checks."""
-    return cpu.broadcasts_first and arithmetic in (Arithmetic.SCALAR, Arithmetic.VECTORS)
+    return not cpu.multiplicand_lanes and arithmetic in (Arithmetic.SCALAR, Arithmetic.VECTORS)
 
 
 def holds_next_weights(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> bool:
