@@ -170,8 +170,10 @@ def local_measurer(fork_server: Any, folder: Path) -> Any:
         host={"cores": host.cores},
         log=None,
         clock=WorkClock(),
+        timing=measure.Timing(3, 1, 100),
+        timeout_s=30.0,
     )
-    return measurer.Measurer(context, measure.Timing(3, 1, 100), 30.0, fork_server)
+    return measurer.Measurer(context, fork_server)
 
 
 def make_builder(folder: Path, modules: dict[str, str]) -> Any:
@@ -266,8 +268,6 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
         SEED,
         "evolutionary",
         "xgb",
-        measure.Timing(0, 3, 40),
-        30.0,
     )
     context = measurer.MeasureContext(
         target=target,
@@ -278,6 +278,8 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
         host={"arch": host.arch, "model": host.model, "cores": host.cores},
         log=None,
         clock=WorkClock(),
+        timing=measure.Timing(0, 3, 40),
+        timeout_s=30.0,
     )
     load_intrinsics(target)
     started = time.monotonic()

@@ -155,8 +155,6 @@ def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> 
         seed=0,
         strategy="replay-trace",
         cost_model="random",
-        timing=TIMING,
-        trial_timeout_s=20.0,
     )._replace(**changes)
 
 
@@ -170,6 +168,8 @@ def measure_context(folder: Path, threads: int = 2) -> MeasureContext:
         host={"model": "any"},
         log=folder / "trials.log",
         clock=WorkClock(),
+        timing=TIMING,
+        timeout_s=20.0,
     )
 
 
@@ -218,14 +218,10 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
     with ForkServer.fork() as fork_server:
         tuning = Tuning(
             [Task(*task) for task in payload["tasks"]],
-            SearchOptions(
-                **{
-                    **chosen,
-                    "timing": Timing(*chosen["timing"]),
-                    "rules": BudgetRules(*chosen["rules"]),
-                }
+            SearchOptions(**{**chosen, "rules": BudgetRules(*chosen["rules"])}),
+            measure_context(folder, threads)._replace(
+                rules_version=payload.get("rules", 0), timeout_s=payload.get("timeout_s", 20.0)
             ),
-            measure_context(folder, threads)._replace(rules_version=payload.get("rules", 0)),
             open_ledger(folder, threads),
             fork_server,
             emit,

@@ -357,6 +357,8 @@ def search(
         },
         log=context.work / "trials.log",
         clock=WorkClock(),
+        timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
+        timeout_s=tune.trial_timeout_s,
         by_driver=settings.by_driver,
     )
     options = SearchOptions(
@@ -364,8 +366,6 @@ def search(
         seed=tune.seed,
         strategy=tune.strategy,
         cost_model=tune.cost_model,
-        timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
-        trial_timeout_s=tune.trial_timeout_s,
     )
     # load modules for the children and start the fork server before the search starts threads
     measure.load_compiler(
@@ -376,8 +376,6 @@ def search(
         if settings.remote:
             remote = rpc_device.RemoteMeasurer(
                 measure_context,
-                options.timing,
-                options.trial_timeout_s,
                 fork_server,
                 rpc_device.RpcEndpoint.from_settings(settings.remote),
                 context.work,

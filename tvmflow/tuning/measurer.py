@@ -52,13 +52,15 @@ _log = logging.getLogger(__name__)
 
 
 class MeasureContext(NamedTuple):
-    """The machine that measures trials, and its description in their records.
+    """How trials are measured, on which machine, and its description in their records.
 
     Attributes:
         rules_version: The version of the schedule rules for untuned kernels.
         device: The device to lock while a candidate runs: `kind` and `class`.
         host: The description of the machine for records of trials.
         log: The file for the output of children; None for no log.
+        timing: How each candidate is timed.
+        timeout_s: The timeout of a trial in seconds.
         by_driver: Whether kernels are in C libraries; see `KernelRequest`.
     """
 
@@ -70,6 +72,8 @@ class MeasureContext(NamedTuple):
     host: Mapping[str, Json]
     log: Path | None
     clock: WorkClock
+    timing: Timing
+    timeout_s: float
     by_driver: bool = False
 
 
@@ -101,12 +105,8 @@ class Measurer:
     none free, there are as many as cores, and they pause meanwhile.
     """
 
-    def __init__(
-        self, context: MeasureContext, timing: Timing, timeout_s: float, fork_server: ForkServer
-    ) -> None:
+    def __init__(self, context: MeasureContext, fork_server: ForkServer) -> None:
         self._context = context
-        self._timing = timing
-        self._timeout_s = timeout_s
         self._fork_server = fork_server
         cores = int(context.host.get("cores") or os.cpu_count() or 1)
         # GPU kernels do not use the CPU's cores.
@@ -153,7 +153,7 @@ class Measurer:
             trace=job.trace,
             target=self._context.target,
             rules_version=self._context.rules_version,
-            timing=self._timing,
+            timing=self._context.timing,
             by_driver=self._context.by_driver,
             best_s=job.best_s,
         )
@@ -203,7 +203,7 @@ class Measurer:
             outcome = self._fork_server.call(
                 measure_trial,
                 self._request(job).to_json(),
-                timeout_s=self._timeout_s,
+                timeout_s=self._context.timeout_s,
                 log=self._context.log,
                 emit=follow,
             )

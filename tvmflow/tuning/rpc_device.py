@@ -33,7 +33,6 @@ from tvmflow.targets.tracker import (
 )
 from tvmflow.targets.tvm_target import cpu_triple, split_threads
 from tvmflow.tuning import measure
-from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import (
     FinalistsRequest,
     FinalistTimes,
@@ -411,13 +410,11 @@ class RemoteMeasurer(Measurer):
     def __init__(
         self,
         context: MeasureContext,
-        timing: Timing,
-        timeout_s: float,
         fork_server: ForkServer,
         endpoint: RpcEndpoint,
         folder: Path,
     ) -> None:
-        super().__init__(context, timing, timeout_s, fork_server)
+        super().__init__(context, fork_server)
         self._pool = DevicePool(endpoint, fork_server, context.log)
         self._folder = folder
         self._cores = os.cpu_count() or 1
@@ -442,7 +439,7 @@ class RemoteMeasurer(Measurer):
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             request = {**self._request(job).to_json(), "traces": [job.trace], "folder": folder}
             with self._building:
-                session = self._pool.call_here(build_kernels, request, self._timeout_s)
+                session = self._pool.call_here(build_kernels, request, self._context.timeout_s)
             if session.failure is None:
                 request["libraries"] = session.value["libraries"]
                 ran = self._pool.call(run_trial, request, self._may_continue)

@@ -84,9 +84,7 @@ class Tuning:
         self._options = options
         self._context = context
         self._emit = emit
-        self._measurer = measurer or Measurer(
-            context, options.timing, options.trial_timeout_s, fork_server
-        )
+        self._measurer = measurer or Measurer(context, fork_server)
         self._measure_roofline = measure_roofline
         self._clock = context.clock
         self._search = search_name(options.strategy, options.seed, context.rules_version)

@@ -16,7 +16,6 @@ from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.fork_server import Emit, Outcome
 from tvmflow.core.types import Json
 from tvmflow.tuning.budget import BudgetRules
-from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Failure
 
 
@@ -34,15 +33,12 @@ class SearchOptions(NamedTuple):
     Attributes:
         strategy: `evolutionary` or `replay-trace`.
         cost_model: `xgb`, `mlp` or `random`.
-        trial_timeout_s: The timeout of a trial in seconds.
     """
 
     rules: BudgetRules
     seed: int
     strategy: str
     cost_model: str
-    timing: Timing
-    trial_timeout_s: float
 
 
 @omits_empty("sizes")

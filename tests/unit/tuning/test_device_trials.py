@@ -70,7 +70,7 @@ def run_trial(
     )
     trials: list[Trial] = []
     job = MeasureJob(id="any", mod=tvm.ir.save_json(mod), trace=trace, best_s=None, seed=0)
-    measurer = Measurer(context, TIMING, timeout_s, fork_server)
+    measurer = Measurer(context._replace(timeout_s=timeout_s), fork_server)
     measurer.measure([job], lambda _, trial: trials.append(trial))
     return trials[0]
 

@@ -68,12 +68,12 @@ class Tuning:
         self.events: list[dict[str, Any]] = []
 
     def __call__(
-        self, tasks: Sequence[Task], chosen: SearchOptions, rules: int = 0
+        self, tasks: Sequence[Task], chosen: SearchOptions, **more: float
     ) -> dict[str, dict[str, Any]]:
         self.events = []
         outcome = self._fork_server.call(
             "tests.support.tuning:tune_in_worker",
-            {**payload(self.folder, tasks, chosen, self._threads), "rules": rules},
+            {**payload(self.folder, tasks, chosen, self._threads), **more},
             timeout_s=120,
             log=self.folder / "log",
             emit=self.events.append,
@@ -200,7 +200,7 @@ def test_evolution_continues_from_the_ledger(tune: Tuning, tasks: list[Task]) ->
 
 def test_failed_trials_count(tune: Tuning, tasks: list[Task]) -> None:
     """Failures are counted in the budget, each with its kind."""
-    results = tune(tasks[:1], options(3, trial_timeout_s=0.001))
+    results = tune(tasks[:1], options(3), timeout_s=0.001)
     assert results[tasks[0].name]["failed"] == 3
     assert results[tasks[0].name]["best_us"] is None
     assert {trial.failure.kind for trial in tune.trials(tasks[0]) if trial.failure} == {"timeout"}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.support.trials import DEVICE
-from tests.support.tuning import TIMING, measure_context
+from tests.support.tuning import measure_context
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
 from tvmflow.tuning.measurer import MeasureJob, Measurer
@@ -115,7 +115,7 @@ def test_a_tuning_that_waits_for_the_device_of_another_run_loses_no_time(tmp_pat
         emit({"phase": "run", "ask": True})
         return Outcome("ok", 0.0, value={"run_secs": [1.0], "ran": []})
 
-    measurer = Measurer(context, TIMING, 1.0, cast(ForkServer, SimpleNamespace(call=call)))
+    measurer = Measurer(context, cast(ForkServer, SimpleNamespace(call=call)))
     threading.Thread(target=hold).start()
     assert held.wait(10)
     trials: list[Trial] = []
