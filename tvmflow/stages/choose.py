@@ -35,7 +35,7 @@ from tvmflow.stages.base import (
     progress_event,
 )
 from tvmflow.stages.runtime_choice import choose_runtime
-from tvmflow.stages.tune import LibrarySettings, trial_settings
+from tvmflow.stages.tune import DeviceChildren, LibrarySettings, trial_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -212,6 +212,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     known = sum(len(records.choices) for records in ledgers.values())
     measure.load_compiler(settings.target)
     with ForkServer.fork() as fork_server:
+        children = DeviceChildren(settings.device, context, fork_server, _LOG)
 
         def measure_library(choices: Choices, name: str, *, is_whole: bool) -> Outcome:
             other = lower(choices, name)
@@ -219,14 +220,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
             payload = settings.library_request().make_payload(
                 (other.path, {}), rule.path, members, libraries.CHOICES, is_whole=is_whole
             )
-            return settings.call_alone(
-                fork_server,
-                libraries.measure_libraries,
-                payload,
-                context=context,
-                timeout_s=libraries.TIMEOUT_S,
-                log=_LOG,
-            )
+            return children.call(libraries.measure_libraries, payload, libraries.TIMEOUT_S)
 
         for done, tried in enumerate(rounds, 1):
             outcome = measure_library(tried, f"choices-{done}.json", is_whole=False)

@@ -33,6 +33,7 @@ from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune import (
     NO_SEARCH,
+    DeviceChildren,
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
@@ -46,7 +47,7 @@ from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_
 from tvmflow.tuning.tuning_job import TuneFacts
 
 if TYPE_CHECKING:
-    from tvmflow.core.fork_server import ForkServer, Outcome
+    from tvmflow.core.fork_server import Outcome
     from tvmflow.tuning.ledger import Ledger, WorkloadLedger
     from tvmflow.tuning.libraries import LibraryTimes
     from tvmflow.tuning.measurer import FinalistsRequest, FinalistTimes
@@ -259,12 +260,13 @@ def _measure(
         settings.target, runs=settings.remote is None, by_driver=settings.by_driver
     )
     with ForkServer.fork() as fork_server:
-        peak = measure_peak(settings, context, fork_server)
+        children = DeviceChildren(settings.device, context, fork_server, LOG)
+        peak = measure_peak(settings, children)
         for done, task in enumerate(tasks, 1):
             key, trials = task["key"], records.get(task["key"], [])
             with spans.span(f"finalists of {task['names'][0]}", trials=len(trials)):
                 measured = measure_workload(
-                    settings, context, fork_server, modules[key], trials, ledger.workload(key)
+                    settings, children, modules[key], trials, ledger.workload(key)
                 )
             judgements[key] = judge_finalists(task, measured, trials)
             bans = ledger.workload(key).bans if task.get("sizes") or settings.by_driver else {}
@@ -279,7 +281,7 @@ def _measure(
             )
         drop_negligible(judgements)
         chosen = _choose_traces(judgements, records)
-        library = compare_libraries(settings, context, fork_server, tasks, chosen, ledger)
+        library = compare_libraries(settings, children, tasks, chosen, ledger)
     return judgements, peak, library
 
 
@@ -352,8 +354,7 @@ def _make_facts(
 
 def measure_workload(
     settings: PickBestSettings,
-    context: StageContext,
-    fork_server: ForkServer,
+    children: DeviceChildren,
     mod: str,
     trials: Sequence[Mapping[str, Json]],
     ledger: WorkloadLedger,
@@ -373,50 +374,34 @@ def measure_workload(
         by_driver=settings.by_driver,
         rounds=_ROUNDS,
     )
-    return read_or_measure(
-        request, ledger, lambda: _measure_finalists(request, settings, context, fork_server)
-    )
+    return read_or_measure(request, ledger, lambda: _measure_finalists(request, settings, children))
 
 
 def _measure_finalists(
-    request: FinalistsRequest,
-    settings: PickBestSettings,
-    context: StageContext,
-    fork_server: ForkServer,
+    request: FinalistsRequest, settings: PickBestSettings, children: DeviceChildren
 ) -> FinalistTimes:
     from tvmflow.tuning.measurer import FinalistTimes, time_finalists
     from tvmflow.tuning.rpc_device import DevicePool, RpcEndpoint, measure_finalists_remotely
 
     timeout_s = settings.tune.trial_timeout_s * (len(request.traces) + 2)
     if settings.remote:
-        endpoint = RpcEndpoint.from_settings(settings.remote)
-        pool = DevicePool(endpoint, fork_server, context.work / LOG)
-        return measure_finalists_remotely(request, pool, context.work, timeout_s)
-    outcome = settings.call_alone(
-        *(fork_server, time_finalists, request.to_json()),
-        context=context,
-        timeout_s=timeout_s,
-        log=LOG,
-    )
+        work, endpoint = children.context.work, RpcEndpoint.from_settings(settings.remote)
+        pool = DevicePool(endpoint, children.fork_server, work / LOG)
+        return measure_finalists_remotely(request, pool, work, timeout_s)
+    outcome = children.call(time_finalists, request.to_json(), timeout_s)
     if outcome.kind != "ok":
         return FinalistTimes(error=outcome.message)
     return from_json(FinalistTimes, outcome.value)
 
 
-def measure_peak(
-    settings: PickBestSettings, context: StageContext, fork_server: ForkServer
-) -> float | None:
+def measure_peak(settings: PickBestSettings, children: DeviceChildren) -> float | None:
     """Return the peak of this machine's CPU in GFLOPS; None for other devices, or if it is unknown."""
     from tvmflow.tuning import roofline
 
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
-    outcome = settings.call_alone(
-        *(fork_server, roofline.measure_peak, {"target": settings.measured_target}),
-        context=context,
-        timeout_s=settings.tune.trial_timeout_s,
-        log=LOG,
-    )
+    payload = {"target": settings.measured_target}
+    outcome = children.call(roofline.measure_peak, payload, settings.tune.trial_timeout_s)
     return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
 
 
@@ -620,8 +605,7 @@ def _overrule(judgement: Judgement, reason: str) -> None:
 
 def compare_libraries(
     settings: PickBestSettings,
-    context: StageContext,
-    fork_server: ForkServer,
+    children: DeviceChildren,
     tasks: Sequence[Mapping[str, Json]],
     chosen: Mapping[str, Json],
     ledger: Ledger,
@@ -632,21 +616,16 @@ def compare_libraries(
     is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
     if not chosen or settings.remote or not is_in_process:
         return None
-    request = settings.library_request(str(context.inputs["extract_tasks/workloads.json"]))
-    lowered = context.inputs[LOWERED_ROLE]
+    inputs = children.context.inputs
+    request = settings.library_request(str(inputs["extract_tasks/workloads.json"]))
+    lowered = inputs[LOWERED_ROLE]
     kernels = {task["key"]: dict.fromkeys(task["names"], 1.0) for task in tasks}
 
     def measure(keys: Collection[str]) -> Outcome:
         tuned = (lowered, {key: chosen[key] for key in keys})
         members = {key: (kernels[key], kernels[key]) for key in keys}
-        return settings.call_alone(
-            fork_server,
-            libraries.measure_libraries,
-            request.make_payload(tuned, lowered, members, libraries.TUNED),
-            context=context,
-            timeout_s=libraries.TIMEOUT_S,
-            log=LOG,
-        )
+        payload = request.make_payload(tuned, lowered, members, libraries.TUNED)
+        return children.call(libraries.measure_libraries, payload, libraries.TIMEOUT_S)
 
     # the records are those of all models with the same kernels and calls
     records = ledger.workload(digest_of({"library": {t["key"]: t["weight"] for t in tasks}}))

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
@@ -79,24 +79,20 @@ class TrialSettings(StageSettings):
         tvm_build = packages.identity("apache-tvm")
         return Ledger.open(root, self.measured_target, tvm_build, self.device)
 
-    def call_alone(
-        self,
-        fork_server: ForkServer,
-        function: ChildFunction,
-        payload: Json,
-        *,
-        context: StageContext,
-        timeout_s: float,
-        log: str,
-    ) -> Outcome:
-        """Run a function in a child with exclusive use of the device; its output goes to the file `log`.
 
-        Raises:
-            StageError: The run was cancelled.
-        """
-        log_path = context.work / log
-        with devices.exclusive(context.locks, self.device):
-            outcome = fork_server.call(function, payload, timeout_s=timeout_s, log=log_path)
+class DeviceChildren(NamedTuple):
+    """Children of a stage, each with exclusive use of a device; `log` is the file for their output."""
+
+    device: Mapping[str, str]
+    context: StageContext
+    fork_server: ForkServer
+    log: str
+
+    def call(self, function: ChildFunction, payload: Json, timeout_s: float) -> Outcome:
+        """Run a function in a child; StageError if the run was cancelled."""
+        log = self.context.work / self.log
+        with devices.exclusive(self.context.locks, self.device):
+            outcome = self.fork_server.call(function, payload, timeout_s=timeout_s, log=log)
         if outcome.kind == "cancelled":
             raise StageError("measuring was cancelled", fix="run it again")
         return outcome
