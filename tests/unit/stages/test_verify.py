@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast, get_args
 
@@ -12,7 +14,7 @@ from tvm import relax
 from tests.support.tuning import model, relu
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import Precision, TensorSpec
-from tvmflow.graph.ir_operators import PackRows
+from tvmflow.graph.ir_operators import BlockQuantizedOperands, BlockQuantizedWeights, PackRows
 from tvmflow.recipe.sections import Verify
 from tvmflow.runtime.arrays import pack_rows, unpack_rows
 from tvmflow.runtime.samples import Samples, random_samples, top1_accuracy
@@ -189,8 +191,24 @@ def test_the_tolerance_follows_what_is_computed_in() -> None:
     def rows(value: Any, _: Any) -> Any:
         return PackRows().call(value)
 
+    def block_quantized(value: Any, _: Any, *, rounds_data: bool) -> Any:
+        depth = int(value.ty.shape[-1])
+        weights = BlockQuantizedWeights(
+            bits=8, group=depth, depth=depth, zero=128, rounds_data=rounds_data
+        )
+        packed = relax.const(np.zeros((depth, 1, depth), np.uint8))
+        scales = relax.const(np.ones((depth, 1), F))
+        return relax.op.matmul(value, weights.call(*BlockQuantizedOperands(packed, scales)))
+
     result = {}
-    layers = {"plain": relu, "half": half, "whole": quantized, "rows": rows}
+    layers: dict[str, Callable[[Any, Any], Any]] = {
+        "plain": relu,
+        "half": half,
+        "whole": quantized,
+        "rows": rows,
+        "float data": functools.partial(block_quantized, rounds_data=False),
+        "rounded data": functools.partial(block_quantized, rounds_data=True),
+    }
     for name, layer in layers.items():
         result[name] = [find_arithmetic(model(layer), p) for p in get_args(Precision)]
     assert result == {
@@ -198,6 +216,8 @@ def test_the_tolerance_follows_what_is_computed_in() -> None:
         "half": [FLOAT16, FLOAT16, FLOAT16_SUMS, BFLOAT16],
         "whole": [QUANTIZED] * 4,
         "rows": [INT8_STATES, INT8_STATES, FLOAT16_SUMS, BFLOAT16],
+        "float data": [FLOAT32, FLOAT16, FLOAT16_SUMS, BFLOAT16],
+        "rounded data": [QUANTIZED] * 4,
     }
 
 

@@ -144,7 +144,7 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     from tvmflow.graph import ir
     from tvmflow.graph.ir_operators import PackRows
 
-    if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
+    if ir.calls_operator(mod, "relax.quantize", "relax.dequantize") or rounds_data(mod):
         return QUANTIZED
     if precision in _OF_PRECISIONS:
         return _OF_PRECISIONS[precision]
@@ -155,6 +155,23 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
         for var in ir.list_variables(mod["main"])
     )
     return FLOAT16 if has_float16 else FLOAT32
+
+
+def rounds_data(mod: tvm.IRModule) -> bool:
+    """Return whether matrix products of an imported model may round their data to int8.
+
+    `MatMulNBits` with `accuracy_level=4` allows that, and ONNX Runtime does it, too. Sums that differ in their last bit
+    are then rounded to different integers, and later layers pass the error on.
+    """
+    from tvmflow.graph import ir
+    from tvmflow.graph.ir_operators import BlockQuantizedWeights
+
+    calls = (binding.value for binding in ir.list_bindings(mod["main"].body))
+    return any(
+        BlockQuantizedWeights.read(call).rounds_data
+        for call in calls
+        if ir.operator_name(call) == BlockQuantizedWeights.NAME
+    )
 
 
 _LEAST: Final = 2.0**-1022
