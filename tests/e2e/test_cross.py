@@ -17,7 +17,7 @@ import pytest
 from onnx import helper
 
 from tests.conftest import ROOT
-from tests.support import onnx_models
+from tests.support import caches, onnx_models
 from tests.support.project import Project
 from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
@@ -384,3 +384,18 @@ def test_a_cpu_that_lacks_instructions_is_told_so(
     )
     assert loaded.returncode == 1, loaded
     assert "lacks" in loaded.stderr and "Illegal" not in loaded.stderr, loaded
+
+
+def test_a_size_may_depend_on_an_input_that_follows(crossing: Project) -> None:
+    """The mask of a model with states comes before the cache, whose length its size depends on."""
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    needs_qemu(target)
+    caches.write_cached_attention(crossing.folder / "cached.onnx")
+    board = {"name": "board", "tvm": target, "verify": {"run_on": "qemu"}}
+    recipe = caches.RECIPE.replace("[host]", f"[{json.dumps(board)}]\nstate: {{past_*: present_*}}")
+    (crossing.folder / "cached.yaml").write_text(recipe.replace("c-library, bundle", "c-library"))
+    done = crossing.tvmflow("run", "cached.yaml")
+    assert done.code == 0, done.out + done.err
+    verdict = json.loads((crossing.folder / "dist/cached/board/measurements.json").read_text())
+    sizes = [case["sizes"] for case in verdict["sizes"]]
+    assert {"past": 0, "seq": 1} in sizes and {"past": 40, "seq": 12} in sizes

@@ -78,7 +78,7 @@ static uint32_t read_head(file from, size_t tensors) {
 }
 
 /* Read the shape of a tensor, which must be as the model describes it, or gives the sizes of dimensions. */
-static void read_shape(file from, tf_context *context, size_t input, tf_buffer *buffer) {
+static void read_shape(file from, tf_context *context, size_t input) {
   const tf_tensor *tensor = &TF(inputs)()[input];
   int64_t shape[tensor->rank + 1];
   read_bytes(from, shape, tensor->rank * sizeof *shape);
@@ -89,14 +89,12 @@ static void read_shape(file from, tf_context *context, size_t input, tf_buffer *
   }
 #ifdef TF_DIMENSIONS
   check(TF(set_input_shape)(context, input, shape, tensor->rank));
-  check(TF(input_bytes)(context, input, &buffer->bytes));
 #else
   (void)context;
-  (void)buffer;
 #endif
 }
 
-/* Read the data of a tensor. */
+/* Read the data of a tensor. Its size is checked later: it may depend on the shapes of inputs that follow. */
 static void read_tensor(file from, tf_context *context, size_t input, tf_buffer *buffer) {
   const tf_tensor *tensor = &TF(inputs)()[input];
   const uint32_t length = read_number(from);
@@ -107,11 +105,26 @@ static void read_tensor(file from, tf_context *context, size_t input, tf_buffer 
   const uint32_t rank = read_number(from);
   if (rank != tensor->rank)
     fail("input '%s' has %" PRIu32 " dimensions, not %zu", tensor->name, rank, tensor->rank);
-  read_shape(from, context, input, buffer);
+  read_shape(from, context, input);
   uint64_t bytes;
   read_bytes(from, &bytes, sizeof bytes);
-  if (bytes != buffer->bytes) fail("input '%s' has %" PRIu64 " bytes, not %zu", tensor->name, bytes, buffer->bytes);
+  if (bytes > tensor->bytes) fail("input '%s' has %" PRIu64 " bytes, more than %zu", tensor->name, bytes, tensor->bytes);
+  buffer->bytes = (size_t)bytes;
   read_bytes(from, buffer->data, buffer->bytes);
+}
+
+/* Check the sizes of all inputs, when all dimensions are known. */
+static void check_sizes(tf_context *context, const tf_buffer *buffers) {
+  for (size_t i = 0; i < TF_STATUS(INPUTS); ++i) {
+    size_t bytes = TF(inputs)()[i].bytes;
+#ifdef TF_DIMENSIONS
+    check(TF(input_bytes)(context, i, &bytes));
+#else
+    (void)context;
+#endif
+    if (buffers[i].bytes != bytes)
+      fail("input '%s' has %zu bytes, not %zu", TF(inputs)()[i].name, buffers[i].bytes, bytes);
+  }
 }
 
 /* The sizes of a batch's outputs along their bounded axes before a call: the most that these can be. */
@@ -218,6 +231,7 @@ int main(int count, char **arguments) {
   allocate(tensors.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
   for (uint32_t i = 0; i < batches; ++i) {
     for (size_t j = 0; j < TF_STATUS(INPUTS); ++j) read_tensor(inputs, context, j, &tensors.inputs[j]);
+    check_sizes(context, tensors.inputs);
     bounds bounded;
     size_outputs(context, tensors.outputs, &bounded);
     run(context, &tensors);
