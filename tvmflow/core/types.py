@@ -180,17 +180,13 @@ class TensorSpec(NamedTuple):
         rest = value.get("bounded_axis"), sizes, value.get("row_scales", False)
         return cls(value["name"], shape, value["dtype"], *rest)
 
-    def packed(self) -> "TensorSpec":
-        """Return the int8 tensor with `row_scales` that stores this float32 tensor."""
-        return self._with_row(SCALE_BYTES)._replace(dtype="int8", row_scales=True)
-
-    def unpacked(self) -> "TensorSpec":
-        """Return the float32 tensor that a tensor with `row_scales` stores."""
-        return self._with_row(-SCALE_BYTES)._replace(dtype="float32", row_scales=False)
-
-    def _with_row(self, more: int) -> "TensorSpec":
-        sizes = (*self.sizes[:-1], int(self.sizes[-1]) + more) if self.sizes else ()
-        return self._replace(shape=(*self.shape[:-1], self.shape[-1] + more), sizes=sizes)
+    def stored_as(self, dtype: str) -> "TensorSpec":
+        """Return this tensor in another dtype; rows have their scales if it is `INT8_ROWS`."""
+        shape, sizes, more = self.shape, self.sizes, (dtype == INT8_ROWS) - self.row_scales
+        if more:
+            shape = (*shape[:-1], shape[-1] + more * SCALE_BYTES)
+            sizes = (*sizes[:-1], shape[-1]) if sizes else ()
+        return self._replace(dtype=dtype, shape=shape, sizes=sizes, row_scales=dtype == INT8_ROWS)
 
 
 def shape_text(tensor: Json) -> str:

@@ -174,35 +174,31 @@ def list_growing(
     ]
 
 
-def store_states(loaded: LoadedModel, states: Iterable[State]) -> LoadedModel:
+def store_states(loaded: LoadedModel, states: Sequence[State]) -> LoadedModel:
     """Return a model that takes and returns states in the dtypes in which a library stores them.
 
     Raises:
         ImportFailed: The model does not append to such a state.
     """
-    stored = [state for state in states if state.stored_as]
-    if not stored:
-        return loaded
-    from tvmflow.graph import states as graph
-
-    for dtype in sorted({state.stored_as for state in stored}):
-        own = [state for state in stored if state.stored_as == dtype]
-        growing = list_growing(own, loaded.inputs, loaded.outputs)
-        try:
-            mod, nodes = graph.store_states(loaded.mod, loaded.nodes, growing, dtype)
-        except graph.NotStorable as error:
-            _refuse_dtype(loaded.inputs[error.input].name, dtype, error.reason)
-        names = {name for state in own for name in (state.input, state.output)}
-        inputs, outputs = (
-            tuple(_store(spec, dtype) if spec.name in names else spec for spec in specs)
-            for specs in (loaded.inputs, loaded.outputs)
-        )
-        loaded = loaded._replace(mod=mod, nodes=nodes, inputs=inputs, outputs=outputs)
+    for dtype in sorted({state.stored_as for state in states} - {""}):
+        loaded = _store(loaded, [state for state in states if state.stored_as == dtype], dtype)
     return loaded
 
 
-def _store(spec: TensorSpec, dtype: str) -> TensorSpec:
-    return spec.packed() if dtype == INT8_ROWS else spec._replace(dtype=dtype)
+def _store(loaded: LoadedModel, stored: Sequence[State], dtype: str) -> LoadedModel:
+    from tvmflow.graph import states as graph
+
+    growing = list_growing(stored, loaded.inputs, loaded.outputs)
+    try:
+        mod, nodes = graph.store_states(loaded.mod, loaded.nodes, growing, dtype)
+    except graph.NotStorable as error:
+        _refuse_dtype(loaded.inputs[error.input].name, dtype, error.reason)
+    names = {name for state in stored for name in (state.input, state.output)}
+    inputs, outputs = (
+        tuple(spec.stored_as(dtype) if spec.name in names else spec for spec in specs)
+        for specs in (loaded.inputs, loaded.outputs)
+    )
+    return loaded._replace(mod=mod, nodes=nodes, inputs=inputs, outputs=outputs)
 
 
 def _check_length(

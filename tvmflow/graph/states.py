@@ -133,12 +133,8 @@ def store_states(
         width = (sizes_of(new.var) or ())[-1]
         stored = relax.Var(param.name, relax.TensorType([*outer, width], dtype))
         all_rows = bind("stored", relax.op.concat([stored, new.var], state.axis))
-        wide = (
-            UnpackRows().call(all_rows.var)
-            if is_int8
-            else relax.op.astype(all_rows.var, ir.dtype_of(present))
-        )
-        back = builder.normalize(wide)
+        cast = relax.op.astype(all_rows.var, ir.dtype_of(present))
+        back = builder.normalize(UnpackRows().call(all_rows.var) if is_int8 else cast)
         replaced[present] = [new, all_rows, relax.VarBinding(present, back)]
         params[state.input], fields[state.output] = stored, all_rows.var
     results = bind("results", relax.Tuple(fields))

@@ -213,9 +213,6 @@ def _match(
     return arrays, problems
 
 
-# ---------------------------------------------------------------- quantized rows
-
-
 def pack_rows(values: Array) -> Array:
     """Return float32 rows (…, n) as int8 (…, n + 4): values, and the bytes of their scale."""
     import numpy as np

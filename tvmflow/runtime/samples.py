@@ -65,7 +65,7 @@ def random_samples(
 
     def draw(spec: TensorSpec) -> Array:
         if spec.row_scales:
-            return pack_rows(draw(spec.unpacked()))
+            return pack_rows(draw(spec.stored_as("float32")))
         low, high = ranges.get(spec.name, (0, 1))
         if np.dtype(spec.dtype).kind in "iub":
             return draw_integers(rng, spec, low, high, nonzero=spec.name in nonzero)

@@ -44,11 +44,12 @@ def test_rows_of_int8_are_along_the_last_axis() -> None:
 
 def test_a_tensor_with_row_scales_has_four_more_bytes_in_a_row() -> None:
     plain = spec("past", 1, "past", 4)
-    packed = plain.packed()
+    packed = plain.stored_as("int8")
     assert (packed.shape, packed.sizes, packed.dtype) == ((1, 8, 8), (1, "past", 8), "int8")
     assert packed.row_scales
     assert TensorSpec.from_json(packed.to_json()) == packed
-    assert packed.unpacked() == plain
+    assert packed.stored_as("float32") == plain
+    assert plain.stored_as("float16") == plain._replace(dtype="float16")
     assert "row_scales" not in plain.to_json()
 
 

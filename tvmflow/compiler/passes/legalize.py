@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,20 +19,13 @@ from tvmflow.graph.ir_operators import PackRows, RoundedData, UnpackRows
 def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Make kernels of all operators."""
     own: dict[str, Any] = {
-        name: functools.partial(_call_kernel, function)
-        for name, function in (
-            (RoundedData.NAME, round_data),
-            (PackRows.NAME, pack_rows),
-            (UnpackRows.NAME, unpack_rows),
-        )
+        RoundedData.NAME: lambda builder, call: builder.call_te(round_data, *call.args),
+        PackRows.NAME: lambda builder, call: builder.call_te(pack_rows, *call.args),
+        UnpackRows.NAME: lambda builder, call: builder.call_te(unpack_rows, *call.args),
     }
     if context.has_vector_math():
         own |= _LEGALIZATIONS
     return relax.transform.LegalizeOps(own)(mod)
-
-
-def _call_kernel(function: Callable[..., Any], builder: relax.BlockBuilder, call: Any) -> Any:
-    return builder.call_te(function, *call.args)
 
 
 def round_data(x: Any, *operands: Any) -> Any:

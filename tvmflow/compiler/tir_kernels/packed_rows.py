@@ -18,14 +18,11 @@ _LEAST: Final = 1e-30
 
 def read_scale(byte_at: Callable[[int], Any]) -> Any:
     """Return the scale of a row; `byte_at` returns each of its bytes."""
-    words = (
-        tirx.Cast("uint32", tirx.Cast("uint8", byte_at(n))) << tirx.const(8 * n, "uint32")
-        for n in range(SCALE_BYTES)
-    )
-    first, *others = words
-    for other in others:
-        first = first | other
-    return tirx.reinterpret("float32", first)
+    bits = tirx.const(0, "uint32")
+    for n in range(SCALE_BYTES):
+        byte = tirx.Cast("uint32", tirx.Cast("uint8", byte_at(n)))
+        bits = bits | (byte << tirx.const(8 * n, "uint32"))
+    return tirx.reinterpret("float32", bits)
 
 
 def pack_rows(x: Any) -> Any:

@@ -293,8 +293,7 @@ class RandomDraws:
     def _may_draw(self, spec: TensorSpec, kinds: str = "f") -> bool:
         """Return whether an input has a dtype of these kinds (floats by default), and no range."""
         known = self._settings.inputs.get(spec.name)
-        is_kind = not spec.row_scales and np.dtype(spec.dtype).kind in kinds
-        return is_kind and not (known and known.range)
+        return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
 
     def _draw_for_branches(self) -> Iterator[tuple[str, Feed]]:
         for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
@@ -307,7 +306,7 @@ class RandomDraws:
 
         def draw(spec: TensorSpec) -> Array:
             if spec.row_scales:
-                return pack_rows(draw(spec.unpacked()))
+                return pack_rows(draw(spec.stored_as("float32")))
             if self._may_draw(spec):
                 values = rng.normal(0.0, kind.deviation, spec.shape)
                 return (values if kind.sign is None else kind.sign * np.abs(values)).astype(

@@ -92,10 +92,7 @@ class ImportedModel(NamedTuple):
         """The inputs in the dtypes that the framework takes; values of the library's inputs are exact in them."""
         stored = {state.input for state in self.states}
         return tuple(
-            (spec.unpacked() if spec.row_scales else spec._replace(dtype=COMPUTED))
-            if spec.name in stored
-            else spec
-            for spec in self.inputs
+            spec.stored_as(COMPUTED) if spec.name in stored else spec for spec in self.inputs
         )
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
