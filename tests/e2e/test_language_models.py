@@ -180,8 +180,10 @@ def test_models_whose_states_do_not_grow(
         tokens = session.generate(prompt, max_tokens=len(expected), position=start)
         assert [*tokens] == expected
         for length in (0, 3):
-            with pytest.raises(tvmflow.TvmflowError, match="cannot be truncated: reset it"):
+            with pytest.raises(tvmflow.TvmflowError, match="cannot be shortened: reset it"):
                 session.truncate(length)
+        with pytest.raises(tvmflow.TvmflowError, match="cannot be shortened: reset it"):
+            session.drop(1)
         session.reset()
     if name == "static":
         with pytest.raises(tvmflow.TvmflowError, match="position of the first token is needed"):

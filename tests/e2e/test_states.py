@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import tvmflow
 from tests.support import caches
@@ -110,6 +112,83 @@ def test_forks_that_share_memory_do_not_disturb_each_other(folder: Path) -> None
 STEPS = 200
 
 
+def test_dropped_rows_are_forgotten(folder: Path) -> None:
+    """A step gives what a call gives with only the last rows, also after a fork, and after saving and loading."""
+    module = tvmflow.load(folder / "cached.tvmflow")
+    session, other = module.session(), module.session()
+    session.run(feed(12, 0))
+    before, copy = session.states, session.fork()
+    session.drop(0)
+    session.drop(5)
+    assert (session.length, session.dropped, session.fork().dropped) == (7, 5, 5)
+    rest = {name: array[:, :, 5:] for name, array in before.items()}
+    other.load(session.save())
+    for seed, dropping in enumerate((session, session.fork(), other)):
+        given = feed(3, 7, seed)
+        np.testing.assert_array_equal(dropping.run(given)["y"], module.run({**given, **rest})["y"])
+    for name, array in copy.states.items():
+        np.testing.assert_array_equal(array, before[name])
+    # this fork has the rows alone, and its next step is beside them
+    copy.drop(12)
+    assert copy.length == 0
+    np.testing.assert_array_equal(copy.run(feed(4, 0))["y"], module.session().run(feed(4, 0))["y"])
+    for steps in range(20):
+        session.drop(max(0, session.length + 7 - 40))
+        session.run(feed(7, session.length, steps))
+    assert (session.length, session.length + session.dropped) == (40, 12 + 3 + 20 * 7)
+    session.reset()
+    assert session.dropped == 0
+
+
+def test_rows_of_states_that_are_copied_are_dropped(project: Project) -> None:
+    """A model that also reads the past does not append in place; its states have the layout of the model."""
+    sides: dict[str, list[int | str]] = {
+        "past": [1, 2, "past", 4],
+        "new": [1, 2, "seq", 4],
+        "present": [1, 2, "past + seq", 4],
+        "y": [1, 2, "past", 4],
+    }
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sides.items()]
+    nodes = [
+        helper.make_node("Concat", ["past", "new"], ["present"], axis=2),
+        helper.make_node("Neg", ["past"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "copied", infos[:2], infos[2:])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=opsets),
+        project.folder / "copied.onnx",
+    )
+    (project.folder / "tiny.yaml").write_text(COPIED)
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    session = tvmflow.load(project.folder / "dist/copied/host/copied.tvmflow").session()
+    new = np.random.default_rng(0).standard_normal((1, 2, 7, 4)).astype(np.float32)
+    for part in np.split(new, [4], axis=2):
+        session.run({"new": part})
+    session.drop(2)
+    np.testing.assert_array_equal(session.states["past"], new[:, :, 2:])
+    session.truncate(3)
+    np.testing.assert_array_equal(session.states["past"], new[:, :, 2:5])
+
+
+COPIED = """\
+recipe: 1
+name: copied
+model: {onnx: copied.onnx}
+dimensions:
+  seq: {max: 4}
+  past: {min: 0, max: 30}
+inputs:
+  past: {shape: [1, 2, past, 4]}
+  new: {shape: [1, 2, seq, 4]}
+state: {past: present}
+targets: [host]
+tune: {trials: 0}
+outputs: [bundle]
+"""
+
+
 # dtype -> the tolerance, the error of an output and of a state as shares of the largest value, the bytes of a row
 SMALLER: Final[Mapping[str, tuple[str, float, float, int]]] = {
     "float16": ("float16", 10 / 2**11, 2.0**-11, 2 * caches.DEPTH),
@@ -189,14 +268,15 @@ def test_a_program_in_cpp_gives_what_a_session_gives(folder: Path, tmp_path: Pat
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     messages = done.stdout.splitlines()
-    assert len(messages) == 11
-    assert "input 'mask' is float32 [1, 8]: 8 values, not 1" in messages[3]
+    assert len(messages) == 12
+    assert "input 'mask' is float32 [1, 8]: 8 values, not 1" in messages[4]
 
     session.reset()
     expected = [step(seq) for seq in (5, 1, 12)]
     expected += session.states.values()
     assert session.save() == (tmp_path / "saved").read_bytes()
     expected.append(step(2))
+    expected.append(session.states["past_value"][:, :, 13:])
     session.truncate(7)
     expected.append(session.states["past_value"])
     expected.append(step(3))
@@ -229,6 +309,7 @@ damaged[saved.length - 1] ^= 1;
 const wrong = [
   () => model.loadState(damaged),
   () => model.truncate(21),
+  () => model.drop(21),
   () => model.step({ x: new Float32Array(64), mask: new Float32Array(3) }),
   () => model.step({ past_key: new Float32Array(64) }),
 ];
@@ -242,8 +323,11 @@ const errors = wrong.map((call) => {
 repeated.push((model.truncate(18), step(2)));
 model.reset();
 const again = step(5);
+step(3);
+model.drop(3);
+const rest = [model.length, step(3)];
 model.destroy();
-console.log(JSON.stringify({ results, repeated, errors, again, bytes: saved.length }));
+console.log(JSON.stringify({ results, repeated, errors, again, rest, bytes: saved.length }));
 """
 
 
@@ -270,7 +354,15 @@ def test_javascript_takes_steps(folder: Path, project: Project) -> None:
     messages = [message for message, _ in found["errors"]]
     assert messages[0] == "the saved state is damaged, or that of another model"
     assert messages[1].startswith("the states cannot have this length: ")
-    assert messages[2:] == [
+    assert messages[2] == messages[1]
+    session.reset()
+    for seq in (5, 3):
+        session.run(pattern(seq, session.length))
+    session.drop(3)
+    values = session.run(pattern(3, 5))["y"]
+    assert found["rest"][0] == 5
+    np.testing.assert_allclose(np.reshape(found["rest"][1], values.shape), values, 1e-4, 1e-5)
+    assert messages[3:] == [
         "input mask must be a Float32Array of 22 elements",
         "the model has no input past_key",
     ]
@@ -293,6 +385,9 @@ def test_what_is_wrong_is_refused_and_changes_nothing(folder: Path) -> None:
         *(("damaged, or that of another", lambda data=data: session.load(data)) for data in wrong),
         ("cannot have this length", lambda: session.truncate(7)),
         ("cannot have this length", lambda: session.truncate(-1)),
+        ("cannot have this length", lambda: session.drop(7)),
+        ("cannot have this length", lambda: session.drop(-1)),
+        ("cannot have this length", lambda: session.drop(-(1 << 63))),
         ("size 1 of input 'mask' is 9, and past", lambda: session.run(feed(1, 8))),
         ("there is no input 'past_key'", lambda: session.run({**feed(1, 6), **before})),
     ]
@@ -310,7 +405,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(folder: Path) -> None:
 
 
 def test_a_recurrent_state_is_replaced_by_each_step(project: Project) -> None:
-    """It begins with 0, and cannot be truncated."""
+    """It begins with 0, and has no rows to drop."""
     caches.write_lstm(project.folder / "recurrent.onnx")
     recipe = caches.RECURRENT.replace("outputs: [", "outputs: [cpp, ")
     (project.folder / "tiny.yaml").write_text(recipe)
@@ -324,6 +419,8 @@ def test_a_recurrent_state_is_replaced_by_each_step(project: Project) -> None:
         expected = module.run({"x": x, **held})
         np.testing.assert_array_equal(session.run({"x": x})["y"], expected["y"])
         held = {"h": expected["hn"], "c": expected["cn"]}
+    with pytest.raises(tvmflow.TvmflowError, match="cannot be shortened: reset it"):
+        session.drop(1)
     copy = session.fork()
     np.testing.assert_array_equal(copy.states["h"], held["h"])
     assert session.length == 0
@@ -371,12 +468,14 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> tuple[tvmflow.Module, 
     return tvmflow.load(project.folder / "dist/words/host/words.tvmflow"), weights
 
 
-def predict(weights: dict[str, Array], tokens: list[int]) -> Array:
-    """The logits after some tokens, by NumPy and without a cache."""
-    x = (weights["tokens"][tokens] + weights["positions"][: len(tokens)])[None]
+def predict(weights: dict[str, Array], tokens: list[int], start: int = 0) -> Array:
+    """The logits after some tokens, of which those before `start` are not seen, by NumPy and without a cache."""
+    x = (weights["tokens"][tokens] + weights["positions"][: len(tokens)])[None, start:]
     empty = np.zeros((1, caches.HEADS, 0, caches.DEPTH), np.float32)
     # the last query sees all tokens, as a decoder does; those before are not used
-    y, _, _ = caches.attend(weights, x, np.ones((1, len(tokens)), np.float32), (empty, empty))
+    y, _, _ = caches.attend(
+        weights, x, np.ones((1, len(tokens) - start), np.float32), (empty, empty)
+    )
     return np.array(y[0, -1] @ weights["head"])
 
 
@@ -400,6 +499,31 @@ def test_tokens_are_generated_as_without_a_cache(
     assert len(list(session.generate(tokens))) + len(tokens) == caches.LENGTH
     with pytest.raises(tvmflow.TvmflowError, match="cannot have this length"):
         list(session.generate([1]))
+
+
+def test_generation_goes_on_where_the_cache_is_full(project: Project) -> None:
+    """The oldest tokens are dropped: each token follows from the others; positions go on, also in a later call."""
+    weights = caches.write_cached_attention(project.folder / "words.onnx", words=WORDS)
+    (project.folder / "tiny.yaml").write_text(caches.LANGUAGE.replace("max: 39}", "max: 15}"))
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    session = tvmflow.load(project.folder / "dist/words/host/words.tvmflow").session()
+    tokens, start = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], 0
+    for _ in range(20):
+        # one more does not fit: the next step drops 4
+        start += 4 * (len(tokens) - start > 15)
+        tokens.append(int(predict(weights, tokens, start).argmax()))
+    first = list(session.generate(tokens[:15], max_tokens=12, drop=4))
+    assert first == tokens[15:27]
+    assert (session.length, session.dropped) == (14, 12)
+    copy = session.fork()
+    assert list(session.generate(first[-1:], max_tokens=8, drop=4)) == tokens[27:35]
+    loaded = session.fork()
+    loaded.load(copy.save())
+    following = loaded.generate(first[-1:], max_tokens=8, drop=4, position=26)
+    assert list(following) == tokens[27:35]
+    session.reset()
+    assert len(list(session.generate(tokens[:10]))) == 6
 
 
 def test_sampled_tokens_follow_their_probabilities(

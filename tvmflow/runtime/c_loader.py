@@ -65,7 +65,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     21: "run it on a machine with such a device, or build the recipe for another target",
     22: "build the recipe for the limits of this device (`tvmflow targets`), or update its driver",
     23: "start the process again; use the device only in processes that are not forked afterwards",
-    24: "call `truncate` or `reset`, or build the library with a larger `max` of the dimension",
+    24: "call `drop`, `truncate` or `reset`, or build the library with a larger `max` of the dimension",
     25: "load what `save` of a session of this model returned, unchanged",
     26: "call `reset`, or load a state that was saved before",
     27: "give a temperature and a penalty of at least 0, a top_p from 0 to 1, and a top_k from 0 to 1024",
@@ -181,6 +181,7 @@ _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "reset": (_INT, (_CONTEXT,)),
     "length": (_INT64, (_CONTEXT,)),
     "truncate": (_INT, (_CONTEXT, _INT64)),
+    "drop": (_INT, (_CONTEXT, _INT64)),
     "state": (_INT, (_CONTEXT, _SIZE, _VOID_PP, _SIZE_P)),
     "state_bytes": (_INT, (_CONTEXT, _SIZE_P)),
     "save_state": (_INT, (_CONTEXT, _TEXT, _SIZE)),
@@ -631,6 +632,10 @@ class StepContext(_Context):
     def truncate(self, length: int) -> None:
         """Cut the growing states to a length."""
         self._check(self._functions["truncate"](self._handle, length))
+
+    def drop(self, count: int) -> None:
+        """Drop the oldest rows of the growing states."""
+        self._check(self._functions["drop"](self._handle, count))
 
     def read(self, place: int) -> bytes:
         """Return the elements of a state, dense in C order."""

@@ -41,6 +41,7 @@ class Session:
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
         length_dimension: The dimension that is the length of the growing states; None if none grows.
+        dropped: The rows that `drop` took from the growing states since a reset or `load`.
 
     Raises:
         BundleError: The model has no states, or is not run by the C runtime.
@@ -80,6 +81,7 @@ class Session:
             self._sizes[_STATES] = (self._length_name,)
         counts = (len(self.inputs), len(self.outputs))
         self._context = context or StepContext(program, counts)
+        self.dropped = 0
 
     def __repr__(self) -> str:
         names = ", ".join(state.input for state in self._states)
@@ -133,6 +135,7 @@ class Session:
         max_tokens: int | None = None,
         stop: Sequence[int] = (),
         position: int | None = None,
+        drop: int = 0,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -146,10 +149,11 @@ class Session:
 
         Args:
             tokens: The tokens of the prompt, at least one.
-            max_tokens: The most tokens to generate; None for as many as the states can hold.
+            max_tokens: The most tokens to generate; None for as many as the states can hold, or with `drop` for no limit.
             stop: Tokens that end the generation; the stop token is yielded, too.
-            position: The position of the first token, for a model with positions or masks and without growing states.
-                Otherwise it is `length`.
+            position: The position of the first token. A model with positions or masks and without growing states needs
+                it; otherwise it is `length + dropped`.
+            drop: Where the states are full, `drop` this many of the oldest tokens and continue; 0 ends the generation.
             temperature: The divisor of logits; 0 chooses the token of the largest logit.
             top_k: Sample only from this many tokens with the largest logits, at most 1024; 0 for all tokens.
             top_p: Sample only from the most probable tokens whose probabilities together reach this value.
@@ -160,7 +164,7 @@ class Session:
             BundleError: The model is not a language model with a KV cache or a recurrent state, or an argument is wrong.
         """
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-        generation = _Generation(self, self._context, sampling, position)
+        generation = _Generation(self, self._context, sampling, position, drop)
         if seed is not None:
             self._context.seed(seed)
         return generation.run(tokens, max_tokens, frozenset(stop))
@@ -168,6 +172,7 @@ class Session:
     def reset(self) -> None:
         """Reset the states: growing states become empty, others 0 or the model's initial values."""
         self._context.reset()
+        self.dropped = 0
 
     def truncate(self, length: int) -> None:
         """Shorten the growing states to a length; the next step continues from there.
@@ -176,6 +181,15 @@ class Session:
             BundleError: The length is not from 0 to `length`, or the model has a state that does not grow.
         """
         self._context.truncate(length)
+
+    def drop(self, count: int) -> None:
+        """Drop the oldest rows of the growing states; `length` becomes smaller, positions of tokens do not.
+
+        Raises:
+            BundleError: The count is not from 0 to `length`, or the model has a state that does not grow.
+        """
+        self._context.drop(count)
+        self.dropped += count
 
     @property
     def states(self) -> dict[str, Array]:
@@ -200,13 +214,16 @@ class Session:
             BundleError: The data are damaged, or from another model; the states are unchanged.
         """
         self._context.load(data)
+        self.dropped = 0
 
     def fork(self) -> Session:
         """Return an independent session that starts with the same states.
 
         Growing states share their memory until both sessions have continued.
         """
-        return Session(self._program, self.signature, self._context.fork())
+        copy = Session(self._program, self.signature, self._context.fork())
+        copy.dropped = self.dropped
+        return copy
 
 
 # ---------------------------------------------------------------- generation
@@ -220,14 +237,19 @@ class _Generation:
     """
 
     def __init__(
-        self, session: Session, context: StepContext, sampling: Sampling, position: int | None
+        self,
+        session: Session,
+        context: StepContext,
+        sampling: Sampling,
+        position: int | None,
+        drop: int,
     ) -> None:
         import numpy as np
 
         self._session, self._context, self._sampling = session, context, sampling
         makers: Mapping[str, Callable[[int, int], Array]] = {
             "mask": lambda length, count: np.ones(length + count, np.int64),
-            "position": lambda length, count: np.arange(length, length + count),
+            "position": lambda _, count: np.arange(self._position, self._position + count),
         }
         self._makers: dict[str, tuple[TensorSpec, Callable[[int, int], Array]]] = {}
         others = []
@@ -253,13 +275,13 @@ class _Generation:
             )
         self._logits, self._vocabulary = named[0].name, named[0].shape[-1]
         self._step_tokens = self._find_step_tokens()
-        grows = session.length_dimension is not None
-        if self._makers and grows == (position is not None):
+        if self._makers and session.length_dimension is None and position is None:
             raise BundleError(
-                "the position of the first token is needed if no state grows with the tokens, and only then",
-                fix="leave `position` out" if grows else "after a reset, give `position=0`",
+                "the position of the first token is needed if no state grows with the tokens",
+                fix="after a reset, give `position=0`",
             )
-        self._position = position or 0
+        self._drop = drop
+        self._position = session.length + session.dropped if position is None else position
 
     def _find_step_tokens(self) -> int:
         """Return the most tokens that a step takes."""
@@ -293,7 +315,7 @@ class _Generation:
             yield token
             known.append(token)
             count += 1
-            is_full = dimension is not None and self._session.length >= dimension.max
+            is_full = dimension and not self._drop and self._session.length >= dimension.max
             if token in stop or count == most or is_full:
                 return
             logits = self._step([token])
@@ -302,8 +324,11 @@ class _Generation:
         """Run a step with some tokens, and return the logits after the last token."""
         import numpy as np
 
-        session = self._session
-        length = session.length if session.length_dimension else self._position
+        session, dimension = self._session, self._session.length_dimension
+        excess = session.length + len(tokens) - dimension.max if dimension else 0
+        if self._drop and excess > 0:
+            session.drop(min(max(self._drop, excess), session.length))
+        length = session.length if dimension else self._position
         feed = {self._tokens.name: _fit(np.array(tokens), self._tokens)}
         for name, (spec, make) in self._makers.items():
             feed[name] = _fit(make(length, len(tokens)), spec)

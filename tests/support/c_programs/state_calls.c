@@ -107,7 +107,7 @@ static void save_and_load(Stream *from, Stream *to) {
 }
 
 static void call(Stream *stream, Stream *other) {
-  switch (draw(8)) {
+  switch (draw(9)) {
     case 0:
       CHECK(cached_reset(stream->context) == CACHED_OK);
       stream->length = 0;
@@ -129,7 +129,17 @@ static void call(Stream *stream, Stream *other) {
     case 3:
       save_and_load(stream, other);
       break;
-    case 4:
+    case 4: {
+      const int64_t count = (int64_t)draw((uint32_t)stream->length + 3) - 1;
+      const int status = cached_drop(stream->context, count);
+      CHECK(status == (count < 0 || count > stream->length ? CACHED_WRONG_LENGTH : CACHED_OK));
+      if (status != CACHED_OK) break;
+      stream->length -= count;
+      for (size_t i = 0; i < CACHED_STATES; ++i)
+        memmove(stream->states[i], stream->states[i][count], (size_t)stream->length * sizeof *stream->states[i]);
+      break;
+    }
+    case 5:
       if (draw(4)) break;
       cached_destroy(stream->context);
       stream->context = NULL;

@@ -48,6 +48,7 @@ void refuse(cached::Model& model) {
   const std::int64_t length = model.length();
   expect(Status::wrong_length, [&] { model.truncate(length + 1); });
   expect(Status::wrong_length, [&] { model.truncate(-1); });
+  expect(Status::wrong_length, [&] { model.drop(length + 1); });
   expect(Status::wrong_state, [&] { model.load_state(damaged); });
   expect(Status::wrong_size, [&] { model.step({x, mask}, {y}); });
   expect(Status::wrong_count, [&] { model.step({x}, {y}); });
@@ -113,6 +114,12 @@ int main(int, char** arguments) {
     model.reset();
     REQUIRE(step(copy, 2) == following && copy.length() == 20);
     write(stream, following);
+    {
+      cached::Model dropping = copy.fork();
+      dropping.drop(13);
+      REQUIRE(dropping.length() == 7 && copy.length() == 20);
+      write(stream, dropping.state<float>("past_value"));
+    }
     copy.truncate(7);
     write(stream, copy.state<float>("past_value"));
     refuse(copy);

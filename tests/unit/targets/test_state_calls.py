@@ -63,7 +63,7 @@ def module(library: StateLibrary) -> Module:
 
 @pytest.mark.slow
 def test_random_calls_under_sanitizers(library: StateLibrary, tmp_path: Path, count: Count) -> None:
-    """Every state is what the calls before left: steps, truncations, forks, saves, loads and ends."""
+    """Every state is what the calls before left: steps, truncations, drops, forks, saves, loads and ends."""
     source = ROOT / "tests/support/c_programs/state_calls.c"
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-type-limits")
@@ -246,13 +246,33 @@ WRONG: Final = {
     ),
     "a truncation leaves a row": (
         "states",
-        "if (status == TF_STATUS(OK)) context->length = length;\n  tf_end_call",
-        "if (status == TF_STATUS(OK) && length < context->length) context->length = length + 1;\n  tf_end_call",
+        "tf_keep_rows(context, 0, length);",
+        "tf_keep_rows(context, 0, length < context->length ? length + 1 : length);",
     ),
     "a truncation does nothing": (
         "states",
-        "if (status == TF_STATUS(OK)) context->length = length;\n  tf_end_call",
-        "tf_end_call",
+        "if (status == TF_STATUS(OK)) tf_keep_rows(context, 0, length);",
+        "",
+    ),
+    "a drop keeps the oldest rows": (
+        "states",
+        "tf_keep_rows(context, count, length);",
+        "tf_keep_rows(context, 0, length);",
+    ),
+    "a drop does not count": (
+        "states",
+        "if (status == TF_STATUS(OK)) tf_keep_rows(context, count, length);",
+        "",
+    ),
+    "a drop moves the rows of a fork": (
+        "states",
+        "if (atomic_load(&tf_share_of(held)->contexts) > 1) status",
+        "if (0) status",
+    ),
+    "a drop leaves rows between": (
+        "states",
+        "data + block * from + (size_t)first * row, to);",
+        "data + block * from + (size_t)first * row, to - row);",
     ),
     "a reset keeps the length": (
         "states",

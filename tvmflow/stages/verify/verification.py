@@ -644,7 +644,7 @@ class _Sequence:
         return following, ""
 
     def _check_copies(self, feed: Feed, states: Feed, last: Feed, before: Feed) -> str:
-        """Compare steps after a fork, after saving and loading, and after a truncation."""
+        """Compare steps after a fork, saving and loading, dropping a row, and a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
         # other values than the original's next step, so that shared states would differ
@@ -652,6 +652,12 @@ class _Sequence:
         copies = [("a fork", session.fork(), other, states), ("`load`", loaded, feed, states)]
         if self.length and all(state.axis is not None for state in self._states):
             length = next(iter(before.values())).shape[self._states[0].axis or 0]
+            dropping = session.fork()
+            dropping.drop(1)
+            if (short := self._draw(self.steps, session=dropping)) is not None:
+                kept = range(1, self.length)
+                rest = {s.input: states[s.input].take(kept, s.axis) for s in self._states}
+                copies.append(("`drop`", dropping, short, rest))
             session.truncate(length)
             copies.append(("`truncate`", session, last, before))
         copies.append(("steps of these sessions", session, feed, states))
@@ -682,16 +688,17 @@ class _Sequence:
         dimension = self._session.length_dimension
         return dimension.max if dimension else -1
 
-    def _draw(self, step: int, index: int = 0) -> Feed | None:
+    def _draw(self, step: int, index: int = 0, session: Session | None = None) -> Feed | None:
         """Return random inputs for a step, at tuning sizes every third step; None if none fit."""
+        session = session or self._session
         sizes = {
             entry.name: choose_tuning_size(entry) if step % 3 == 0 else entry.min
             for entry in self._dimensions
         }
         smallest = {entry.name: entry.min for entry in self._dimensions}
         for chosen in (sizes, smallest):
-            if self._session.length_dimension:
-                chosen[self._session.length_dimension.name] = self._session.length
+            if session.length_dimension:
+                chosen[session.length_dimension.name] = session.length
             if self._fits(chosen):
                 specs, operands = self._session.inputs, self._model.operands
                 feeds = inputs.draw_inputs(specs, chosen, self._settings, operands)

@@ -729,10 +729,10 @@ const char *TF(message)(int status) {
       [TF_STATUS(WRONG_DIMENSION)] = TF_RANGES,
 #endif
 #ifdef TF_STATES
-      [TF_STATUS(WRONG_LENGTH)] = "the states cannot have this length: a step grows them too far, or a truncation does not shorten them",
+      [TF_STATUS(WRONG_LENGTH)] = "the states cannot have this length: a step grows them too far, or a call does not shorten them",
       [TF_STATUS(WRONG_STATE)] = "the saved state is damaged, or that of another model",
       [TF_STATUS(WRONG_SAMPLING)] = "temperature, top_k, top_p or the penalty is out of its range, or a token has no logit",
-      [TF_STATUS(NOT_TRUNCATED)] = "a state that each step replaces cannot be truncated: reset it",
+      [TF_STATUS(NOT_TRUNCATED)] = "a state that each step replaces cannot be shortened: reset it",
 #endif
 #ifdef TF_DEVICE
       [TF_STATUS(NO_DRIVER)] = "the driver of the device is not installed, or too old",

@@ -96,9 +96,20 @@ static int tf_new_shared(const tf_options *options, size_t capacity, size_t rows
   return TF_STATUS(OK);
 }
 
+/* Copy the rows of a state to memory that no other context has; it has or takes `rows` of them. */
+static int tf_copy_rows(tf_context *context, size_t state, size_t capacity, int64_t rows) {
+  tf_held *held = &context->held[state][0], larger;
+  const int status = tf_new_shared(&context->options, capacity, (size_t)rows, &larger);
+  if (status != TF_STATUS(OK)) return status;
+  if (context->length) memcpy(larger.data, held->data, tf_state_bytes(&tf_states[state], context->length));
+  tf_leave(&context->options, held);
+  *held = larger;
+  return TF_STATUS(OK);
+}
+
 /* Have memory for the rows that a step appends, which no other context writes. */
 static int tf_claim_rows(tf_context *context, size_t state, int64_t length) {
-  tf_held *held = &context->held[state][0], larger;
+  tf_held *held = &context->held[state][0];
   const size_t bytes = tf_state_bytes(&tf_states[state], length);
   if (held->data && bytes <= held->capacity) {
     tf_shared *shared = tf_share_of(held);
@@ -110,12 +121,7 @@ static int tf_claim_rows(tf_context *context, size_t state, int64_t length) {
     if (atomic_compare_exchange_strong(&shared->rows, &rows, (size_t)length)) return TF_STATUS(OK);
   }
   if (bytes > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
-  const int status = tf_new_shared(&context->options, tf_grow(held, bytes), (size_t)length, &larger);
-  if (status != TF_STATUS(OK)) return status;
-  if (context->length) memcpy(larger.data, held->data, tf_state_bytes(&tf_states[state], context->length));
-  tf_leave(&context->options, held);
-  *held = larger;
-  return TF_STATUS(OK);
+  return tf_copy_rows(context, state, tf_grow(held, bytes), length);
 }
 
 static void tf_release_states(tf_context *context) {
@@ -211,9 +217,8 @@ int TF(reset)(tf_context *context) {
 
 int64_t TF(length)(const tf_context *context) { return context ? context->length : -1; }
 
-int TF(truncate)(tf_context *context, int64_t length) {
-  if (!context) return TF_STATUS(NULL_ARGUMENT);
-  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+/* Return whether the growing states can have a length up to theirs. */
+static int tf_check_shorter(const tf_context *context, int64_t length) {
 #ifdef TF_STATE_DIMENSION
   int status = length < 0 || length > context->length ? TF_STATUS(WRONG_LENGTH) : TF_STATUS(OK);
 #else
@@ -221,13 +226,42 @@ int TF(truncate)(tf_context *context, int64_t length) {
 #endif
   for (size_t i = 0; i < TF_STATES; ++i)
     if (tf_states[i].axis < 0 && length != context->length) status = TF_STATUS(NOT_TRUNCATED);
-  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK) && length < context->length; ++i) {
-    if (tf_grows_in_place(i)) continue;
-    const size_t from = (size_t)context->length * tf_states[i].row, to = (size_t)length * tf_states[i].row;
+  return status;
+}
+
+/* Let the growing states have only some of their rows. Rows that grow in place are one block, which begins with them. */
+static void tf_keep_rows(tf_context *context, int64_t first, int64_t length) {
+  for (size_t i = 0; i < TF_STATES && length < context->length; ++i) {
+    const size_t blocks = tf_grows_in_place(i) ? 1 : tf_states[i].outer, row = tf_state_bytes(&tf_states[i], 1) / blocks;
+    const size_t from = (size_t)context->length * row, to = (size_t)length * row;
     unsigned char *data = tf_held_data(context, i);
-    for (size_t block = 1; block < tf_states[i].outer && to; ++block) memmove(data + block * to, data + block * from, to);
+    for (size_t block = first ? 0 : 1; block < blocks && to; ++block)
+      memmove(data + block * to, data + block * from + (size_t)first * row, to);
   }
-  if (status == TF_STATUS(OK)) context->length = length;
+  context->length = length;
+}
+
+int TF(truncate)(tf_context *context, int64_t length) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  const int status = tf_check_shorter(context, length);
+  if (status == TF_STATUS(OK)) tf_keep_rows(context, 0, length);
+  tf_end_call(context);
+  return status;
+}
+
+int TF(drop)(tf_context *context, int64_t count) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  const int64_t length = count < 0 ? -1 : context->length - count;
+  int status = tf_check_shorter(context, length);
+  for (size_t i = 0; i < TF_STATES && status == TF_STATUS(OK) && count; ++i) {
+    tf_held *held = &context->held[i][0];
+    if (!tf_grows_in_place(i)) continue;
+    if (atomic_load(&tf_share_of(held)->contexts) > 1) status = tf_copy_rows(context, i, held->capacity, context->length);
+    if (status == TF_STATUS(OK)) atomic_store(&tf_share_of(held)->rows, (size_t)length);
+  }
+  if (status == TF_STATUS(OK)) tf_keep_rows(context, count, length);
   tf_end_call(context);
   return status;
 }

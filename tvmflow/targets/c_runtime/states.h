@@ -1,9 +1,9 @@
 
 /* What functions return for states. */
 enum {
-  %(NAME)s_WRONG_LENGTH = 24,  /* the states cannot have this length: a step grows them too far, or a truncation does not shorten them */
+  %(NAME)s_WRONG_LENGTH = 24,  /* the states cannot have this length: a step grows them too far, or a call does not shorten them */
   %(NAME)s_WRONG_STATE = 25,  /* what should be a saved state is damaged, or that of another model */
-  %(NAME)s_NOT_TRUNCATED = 26, /* a state that each step replaces has no earlier one: reset it */
+  %(NAME)s_NOT_TRUNCATED = 26, /* a state that each step replaces has no rows to forget: reset it */
   %(NAME)s_WRONG_SAMPLING = 27 /* temperature, top_k, top_p or penalty is out of its range, or a token has no logit */
 };
 //----
@@ -21,11 +21,15 @@ enum {
  * model begins with. */
 %(NAME)s_API int %(name)s_reset(%(name)s_context *context);
 
-/* The length of the growing states: that of all steps since the beginning, but for what was truncated. */
+/* The length of the growing states: that of all steps since the beginning, but for what was truncated or dropped. */
 %(NAME)s_API int64_t %(name)s_length(const %(name)s_context *context);
 
 /* Forget all beyond a length, to which %(name)s_length becomes equal. */
 %(NAME)s_API int %(name)s_truncate(%(name)s_context *context, int64_t length);
+
+/* Forget the oldest rows of the growing states, so many of them. Their other rows move to the beginning, which takes about as
+ * long as a copy: drop many at a time. A model that compares positions with places in a cache cannot go on from there. */
+%(NAME)s_API int %(name)s_drop(%(name)s_context *context, int64_t count);
 
 /* Give the elements of a state (%(NAME)s_STATE_…), dense in C order. They stay until the next function that changes it. */
 %(NAME)s_API int %(name)s_state(%(name)s_context *context, size_t state, const void **data, size_t *bytes);

@@ -28,6 +28,11 @@
     this.#change("truncate", BigInt(length));
   }
 
+  /** Drop this many of the oldest rows of the growing states. */
+  drop(count) {
+    this.#change("drop", BigInt(count));
+  }
+
   /**
    * Save all states with a checksum, for `loadState` of any library of this model.
    *

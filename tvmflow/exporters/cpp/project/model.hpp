@@ -721,6 +721,9 @@ class Model {
   // Drops everything after a length of the growing states.
   void truncate(std::int64_t length) { change(::@PREFIX@_truncate, length); }
 
+  // Drops the oldest rows of the growing states.
+  void drop(std::int64_t count) { change(::@PREFIX@_drop, count); }
+
   // The values of a state, by the name of its input or by place, valid until it changes: `model.state<float>(0)`. As
   // std::byte, the bytes of any type.
   template <typename T, typename Key = std::size_t>
