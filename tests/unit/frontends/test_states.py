@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, State, TensorSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.states import pair_states, store_states
 
 DIMENSIONS = (Dimension("past", 0, 8), Dimension("seq", 1, 4))
@@ -79,23 +81,37 @@ def test_other_states_are_refused(before: TensorSpec, after: TensorSpec, message
     assert error.value.fix == "leave `dtype: float16` out under `state` in the recipe"
 
 
-def test_a_state_that_a_model_also_reads_is_refused(tmp_path: Path) -> None:
-    sides: dict[str, list[int | str]] = {
-        "past": [1, "past", 4],
-        "new": [1, "seq", 4],
-        "present": [1, "past + seq", 4],
-        "mean": [1, "past", 4],
-    }
+def load(nodes: Sequence[NodeProto], results: Sequence[str], path: Path) -> LoadedModel:
+    """Return a model of `past` and `new` with these nodes; its results grow."""
+    sides: dict[str, list[int | str | None]] = {"past": [1, "past", 4], "new": [1, "seq", 4]}
+    sides |= {name: [1, None, 4] for name in results}
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sides.items()]
-    nodes = [
-        helper.make_node("Concat", ["past", "new"], ["present"], axis=1),
-        helper.make_node("Neg", ["past"], ["mean"]),
-    ]
     graph = helper.make_graph(nodes, "g", infos[:2], infos[2:])
     opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opset), tmp_path / "m.onnx")
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opset), path)
     inputs = spec("past", 1, "past", 4), spec("new", 1, "seq", 4)
-    loaded = FRONTENDS["onnx"].load({"model": tmp_path / "m.onnx"}, inputs, dimensions=DIMENSIONS)
+    return FRONTENDS["onnx"].load({"model": path}, inputs, dimensions=DIMENSIONS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_concatenation_of_a_cache_alone_reads_nothing(dtype: str, tmp_path: Path) -> None:
+    """As transformers exports the first key cache, which it joins to an empty one."""
+    nodes = [
+        helper.make_node("Concat", ["past"], ["whole"], axis=1),
+        helper.make_node("Concat", ["whole", "new"], ["present"], axis=1),
+        helper.make_node("Neg", ["new"], ["negative"]),
+    ]
+    loaded = load(nodes, ["present", "negative"], tmp_path / "m.onnx")
+    stored = store_states(loaded, [State("past", "present", 1, stored_as=dtype)])
+    assert {stored.inputs[0].dtype, stored.outputs[0].dtype} == {dtype}
+
+
+def test_a_state_that_a_model_also_reads_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Concat", ["past", "new"], ["present"], axis=1),
+        helper.make_node("Neg", ["past"], ["negative"]),
+    ]
+    loaded = load(nodes, ["present", "negative"], tmp_path / "m.onnx")
     state = State("past", "present", 1, stored_as="float16")
     with pytest.raises(ImportFailed, match="does more with it than to append rows"):
         store_states(loaded, [state])

@@ -142,8 +142,10 @@ def rewrite_dropout(node: Rewriting) -> str | None:
 
 
 def rewrite_concat(node: Rewriting) -> str | None:
-    """Remove operands without elements, such as an empty key cache, from a concatenation."""
+    """Remove operands without elements, such as an empty key cache; one operand alone is the result."""
     kept = [name for name in node.node.input if 0 not in node.context.known.shapes.get(name, ())]
+    if len(kept) == 1:
+        return node.replace("Identity", kept)
     if not 0 < len(kept) < len(node.node.input):
         return None
     return node.replace("Concat", kept, **node.attributes)
