@@ -109,17 +109,15 @@ class ReferenceProcess:
             if spec.name not in feed:
                 raise StageError(f"the reference needs a value for input {spec.name!r}")
             value = np.asarray(feed[spec.name])
-            if value.dtype == np.int8 and spec.dtype == "float32":
-                # a library may store the rows of a state as int8
-                value = unpack_rows(value)
+            if spec.dtype == "float32" and value.dtype in (np.float16, np.int8):
+                # the dtype in which a library stores a state
+                value = unpack_rows(value) if value.dtype == np.int8 else value.astype(spec.dtype)
             if not _fits(value.shape, spec):
                 needed = shape_text(spec.to_json()) if spec.sizes else spec.shape
                 raise StageError(
                     f"input {spec.name!r} has shape {value.shape}, but the model needs {needed}"
                 )
-            # a library may store a state of float32 as float16
-            is_promoted = value.dtype == np.float16 and spec.dtype == "float32"
-            checked[spec.name] = value.astype(spec.dtype) if is_promoted else value
+            checked[spec.name] = value
         return checked
 
     def _exit_text(self) -> str:
