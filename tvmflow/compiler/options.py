@@ -11,7 +11,7 @@ from tvmflow.core.types import Json, Precision
 LOWERING_VERSION: Final = 44
 """Raise it when a change of the lowering pipeline or of a pass produces different kernels."""
 
-SCHEDULES_VERSION: Final = 33
+SCHEDULES_VERSION: Final = 34
 """Raise it when a change of the schedule rules produces different schedules."""
 
 _FLOAT_BITS: Final = 32

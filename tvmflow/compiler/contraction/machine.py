@@ -7,6 +7,7 @@ Zen 3, AVX2), or cycles from models of ARM cores (docs/emulation.md).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -49,6 +50,8 @@ _PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache.
 L1_BYTES: Final = 1 << 15
+# The fewest ways of second-level caches; those of CPUs with AVX-512 have 8 to 16.
+_L2_WAYS: Final = 8
 FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
 """The float32 values in a line of a cache."""
@@ -312,6 +315,11 @@ class CpuModel(NamedTuple):
     def cached_data_bytes(self) -> int:
         """The bytes of data that stay in the second-level cache while weights pass through it."""
         return self.l2_bytes // 2
+
+    def evicts(self, stride: int, count: int) -> bool:
+        """Return whether the second-level cache cannot hold `count` lines that are `stride` bytes apart."""
+        way = self.l2_bytes // _L2_WAYS
+        return count > _L2_WAYS * way // math.gcd(stride, way)
 
     @property
     def prefetches_weights(self) -> bool:

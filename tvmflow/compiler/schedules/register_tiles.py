@@ -84,13 +84,14 @@ _MAX_TERMS: Final = 256
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
-    Its data may be padded first (`pad`); `final` computes the result elementwise from the accumulators.
+    Its data may be padded or copied first (`pad`); `final` computes the result elementwise from the accumulators.
     """
 
     pad: Block | None
     main: Block
     final: Block
     axes: ReductionAxes
+    copies_data: bool = False
 
 
 def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
@@ -117,7 +118,8 @@ def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
     reduction = _isolate_reduction(Schedule(mod, seed=1), cpu)
     if reduction is None:
         return []
-    return list(generate_tiles(reduction.main, reduction.pad, reduction.axes, cpu))
+    pad, main, _, axes, copies_data = reduction
+    return list(generate_tiles(main, pad, axes, cpu, copies_data=copies_data))
 
 
 def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | None:
@@ -141,7 +143,46 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     *before, main, final = isolated
     if len(before) > 1 or not _is_result(final, main):
         return None
+    if not before and _evicts_data(main, axes, cpu):
+        return _copy_data(schedule, main, cpu)
     return SingleReduction(pad=before[0] if before else None, main=main, final=final, axes=axes)
+
+
+def _evicts_data(main: Block, axes: ReductionAxes, cpu: CpuModel) -> bool:
+    """Return whether blocks of channels evict each other from the second-level cache.
+
+    If the size of an image is a power of two, the blocks of a pixel share a few sets of the cache. In a copy of one row
+    of pixels they do not. Copying pays if several tiles read the row.
+    """
+    if axes.row is None or not axes.data_bytes or main.dynamic_axes or cpu.multiplicand_lanes:
+        return False
+    if _find_arithmetic(main, axes, cpu) is not Arithmetic.SCALAR:
+        return False
+    _, blocks, *pixels = map(int, _find_data(main).shape)
+    return (
+        len(pixels) > _FIRST_SPATIAL
+        and blocks == main.reduction_extents[0]
+        and cpu.evicts(FLOAT_BYTES * math.prod(pixels), blocks)
+        and FLOAT_BYTES * blocks * math.prod(pixels[1:]) <= cpu.cached_data_bytes
+        and _describe(main, axes, cpu).vectors > candidates.MAX_VECTORS
+    )
+
+
+def _find_data(main: Block) -> Any:
+    """Return the tensor that is multiplied with vectors of weights."""
+    loads = _classify_loads(main)
+    assert loads is not None, "the reduction has axes"
+    return loads.scalars[0].source
+
+
+def _copy_data(schedule: Schedule, main: Block, cpu: CpuModel) -> SingleReduction | None:
+    """Copy the data of a reduction in a block that computes nothing else."""
+    data, reads = _find_data(main), schedule.get(main.handle).reads
+    place = next(place for place, read in enumerate(reads) if read.source.same_as(data))
+    schedule.cache_read(main.handle, place, "global")
+    copy, main, final = analyze_blocks(schedule) or []
+    axes = analyze_axes(main, cpu)
+    return axes and SingleReduction(copy, main, final, axes, copies_data=True)
 
 
 def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int) -> None:
@@ -245,7 +286,7 @@ def _split_result(
 
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
-    pad, main, _, axes = reduction
+    pad, main, _, axes, _ = reduction
     computes_tails = candidates.computes_tails_apart(_find_arithmetic(main, axes, cpu), cpu)
     loops = _split_result(schedule, reduction, tile, computes_tails=computes_tails)
     around, within = _order_outer_loops(loops.outer, reduction, tile, loops.window)
@@ -367,7 +408,7 @@ def schedule_window(
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
     """Return whether the rows of one tile are padded at a time, for all columns, as in pooling."""
-    pad, main, _, axes = reduction
+    pad, main, _, axes, _ = reduction
     return (
         pad is not None
         and is_padded(pad, pad.spatial_axes[-1])
@@ -739,9 +780,14 @@ def _limit_to_blocks(
 
 
 def generate_tiles(
-    block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
+    block: Block,
+    pad: Block | None,
+    axes: ReductionAxes,
+    cpu: CpuModel,
+    *,
+    copies_data: bool = False,
 ) -> Iterator[Tile]:
-    """Yield the tiles of a reduction whose data a block may pad, ranked by estimated cost."""
+    """Yield the tiles of a reduction whose data `pad` may pad or copy, ranked by estimated cost."""
     has_order = bool(axes.weights) and axes.data is not None
     is_prefetched = _prefetches_weights(block, cpu) and axes.weight_bytes > axes.data_bytes
     outside = is_prefetched or axes.weight_bytes > cpu.cached_weight_bytes
@@ -749,7 +795,7 @@ def generate_tiles(
         _describe(block, axes, cpu),
         _describe_window(block, pad, axes),
         has_order,
-        outside and axes.data is not None,
+        outside and axes.data is not None and not copies_data,
         cpu,
     )
 

@@ -307,6 +307,37 @@ def test_tiles_of_products_stay_in_registers_with_avx2(count: int, vectors: int)
     assert not [line for line in code.splitlines() if "ymm" in line and "rsp" in line]
 
 
+@pytest.mark.parametrize(("size", "is_copied"), [(64, True), (63, False), (32, False)])
+def test_data_whose_channels_evict_each_other_are_copied(size: int, is_copied: bool) -> None:
+    """A 1x1 convolution of 256 channels: 64 x 64 pixels share a few sets of the cache, others do not."""
+    mod = convolution(channels=256, out=256, size=size, edge=1)
+    choice = rules.choose_schedule(mod, cpu_model(level("x86-64-v4")))
+    assert choice is not None and choice.rule == "register_tiles"
+    assert ("CacheRead" in json.dumps(trace_json(choice.schedule.trace))) == is_copied
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, host_level()),
+        results(mod, host_level()),
+        rtol=2e-5,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("columns", [257, 97])
+def test_rows_that_end_within_a_vector_stay_in_registers_with_avx512(columns: int) -> None:
+    """LLVM kept accumulators in memory where each element of the result was stored with a condition."""
+    mapping = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
+    vectors = -(-columns // 16)
+    data = te.placeholder((49, 100), "float32", "data")
+    weights = te.placeholder((vectors, 100, 16), "float32", "weights")
+    product = blocked.dense(data, weights, 16 * vectors)
+    unpadded = te.compute((49, columns), lambda i, j: product[i, j], name="unpadded")
+    choice = rules.choose_schedule(kernel(data, weights, unpadded), cpu_model(mapping))
+    assert choice is not None and choice.rule == "register_tiles"
+    code = assembly_of(choice, mapping, "dense")
+    assert len(re.findall(r"vfmadd.*zmm", code)) >= 8
+    assert not [line for line in code.splitlines() if "zmm" in line and "rsp" in line]
+
+
 def list_prefetched(choice: rules.ScheduleChoice, mapping: dict[str, Any]) -> list[int]:
     """Return the indices that all iterations of a kernel prefetch."""
     passes = CPU_PASSES[: CPU_PASSES.index(prefetch_weights) + 1]
