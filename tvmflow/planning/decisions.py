@@ -22,6 +22,7 @@ from tvmflow.store.local import LocalStore, find_failure
 # Causes in the one-line reason; `tvmflow explain` shows all causes.
 _SHOWN_CAUSES = 3
 _MAX_CAUSE = 80
+_ENCLOSING = frozenset("\"'([{")
 _MODEL = f"{import_model.NAME}/model.json"
 _KERNELS = f"{extract_tasks.NAME}/tasks.json"
 FORCED = "forced by --force"
@@ -249,7 +250,13 @@ def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
 
 
 def _shorten(causes: tuple[str, ...]) -> str:
-    # A long cause ends with a list after a colon, such as all settings of a search.
-    heads = (cause.partition(": ")[0] if len(cause) > _MAX_CAUSE else cause for cause in causes)
-    shown, more = "; ".join([*heads][:_SHOWN_CAUSES]), len(causes) - _SHOWN_CAUSES
+    heads = [_without_list(cause) if len(cause) > _MAX_CAUSE else cause for cause in causes]
+    shown, more = "; ".join(heads[:_SHOWN_CAUSES]), len(causes) - _SHOWN_CAUSES
     return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def _without_list(cause: str) -> str:
+    """Return a cause without the list after its colon, such as all settings of a search."""
+    head, _, _ = cause.partition(": ")
+    # a colon inside quotes, brackets or JSON precedes no list
+    return cause if _ENCLOSING.intersection(head) else head

@@ -14,7 +14,7 @@ from tests.support.engine import COMPILE, plan_of, planned, recipe
 from tvmflow.core import packages
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Plan, StageSpec
-from tvmflow.planning.decisions import PlanState, _describe_kernels
+from tvmflow.planning.decisions import PlanState, _describe_kernels, _shorten
 from tvmflow.store.local import LocalStore
 
 
@@ -147,6 +147,17 @@ def test_a_reason_names_three_causes_and_the_decision_holds_all(runs: FakeRuns) 
     decision = state.decisions["net:verify/host"]
     assert decision.reason.endswith("; and 2 more")
     assert len(decision.causes) == 5
+
+
+def test_only_a_list_is_cut_from_a_long_cause() -> None:
+    """A colon inside JSON or quotes does not end the text."""
+    spec = '{"shape": [1, 3, 224, 224], "dtype": "float32", "range": [0.0, 1.0]}'
+    causes = (
+        f"inputs.attention_mask_of_text {spec} -> (not set)",
+        f"the content of file 'a: b{80 * 'c'}' changed (01234567 -> 89abcdef)",
+        f"12 settings were added: {', '.join(f'tune.setting_{i}' for i in range(12))}",
+    )
+    assert _shorten(causes) == f"{causes[0]}; {causes[1]}; 12 settings were added"
 
 
 def test_a_missing_file_is_reported_with_its_position(runs: FakeRuns) -> None:
