@@ -119,7 +119,7 @@ _SMALLEST_NORMAL: Final = 0x0400
 _INFINITY: Final = 0x7C00
 _NAN: Final = 0x7E00
 _SHIFT: Final = 23 - 10
-# The offset from exponents of float16 to those of float32: for finite values, and for infinity.
+# The differences of the exponent biases of float32 and float16, as float32 bits: for finite values, and for infinity.
 _REBIAS: Final = (127 - 15) << 23
 _REBIAS_INFINITY: Final = (255 - 31) << 23
 # The step between subnormal float16 values, and a float32 value with the same step to the next value.
@@ -404,7 +404,7 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 # with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of `a`: it assumes that the modulo by a power of
 # 2 never wraps. This happens where its vectors are longer than the period, as for `znver4` and `znver5`.
 
-# The elements of the longest vectors, times the vectors that LLVM interleaves: longer periods are safe.
+# The number of elements in the longest vectors, times the number that LLVM interleaves: longer periods are safe.
 _MAX_PERIOD: Final = 512
 
 
@@ -433,7 +433,7 @@ def _split(loop: tirx.For) -> tirx.For:
 
 
 def _find_period(loop: tirx.For) -> int:
-    """Return the iterations after which an index first repeats; 0 if no vector is longer than that."""
+    """Return the number of iterations after which an index repeats; 0 if no vector is longer."""
     is_known = isinstance(loop.extent, tirx.IntImm)
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
     starts_at_zero = isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0

@@ -180,7 +180,7 @@ class TargetRewriter(MainRewriter):
 
     @property
     def _cpu(self) -> machine.CpuModel:
-        """The model of the target's CPU, for passes that run only with one."""
+        """The target's CPU model; only for passes that run if there is one."""
         assert self._context.cpu is not None
         return self._context.cpu
 

@@ -104,7 +104,7 @@ def _count_of_convolution(
 def _count_of_product(
     _call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the vector products of a matmul, whose columns are in vectors."""
+    """Return the number of vector products in a matmul, whose columns are in vectors."""
     rows, columns = math.prod(shapes[-1][:-1]), math.prod(shapes[-1][-1:])
     return rows * shapes[0][-1] * math.ceil(columns / lanes)
 
@@ -112,7 +112,7 @@ def _count_of_product(
 def _count_of_recurrent(
     call: relax.Call, _is_input: bool, shapes: Sequence[tuple[int, ...]], lanes: int
 ) -> int:
-    """Return the vector products of the inputs; products of the state do not depend on the width."""
+    """Return the number of vector products for the inputs; the state's do not depend on the width."""
     operands = RecurrentOperands(*shapes[:-1])
     if not operands.weights:
         # a separate matmul multiplies the inputs by their weights

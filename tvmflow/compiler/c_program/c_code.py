@@ -462,7 +462,8 @@ def place_tensors(
 ) -> tuple[list[str], str, int]:
     """Return the C code of each tensor's offset, the C code of the arena's size, and its maximum size.
 
-    Sizes are in bytes. `below` has, for each tensor, the indices of the tensors below it, which precede it.
+    Sizes are in bytes. `below[i]` has the indices of the tensors that lie below tensor i in the arena; all are less
+    than i.
     """
     offsets: list[str] = []
     ends: list[str] = []

@@ -110,7 +110,7 @@ class AppendedState(NamedTuple):
 
     Attributes:
         outer: The number of blocks.
-        row: The bytes of a row in a block.
+        row: The size of a row in a block, in bytes.
     """
 
     before: Storage
@@ -126,7 +126,7 @@ class Program:
     Attributes:
         outputs: The outputs of `main`, followed by the counts of outputs with `counts`.
         constants: The constants; equal ones are stored once.
-        arena: The bytes of memory for all other tensors; `device_arena` those on a device.
+        arena: The size of the memory for all other tensors, in bytes; `device_arena` for tensors on a device.
         input_shapes: With dynamic dimensions, the shapes of the inputs.
         axes: All dynamic sizes of tensors.
         above: With dynamic dimensions, the tensors below each tensor in the arena.

@@ -72,8 +72,8 @@ class Contraction(NamedTuple):
     """The properties of a contraction that determine its register tile.
 
     Attributes:
-        rows: The rows of the result (M), such as positions of an image.
-        vectors: The vectors of a row of the result (N).
+        rows: The number of rows of the result (M), such as positions of an image.
+        vectors: The number of vectors in a row of the result (N).
         depth: The number of terms of each accumulator (K).
         arithmetic: How terms are multiplied.
         is_product: Whether there is a single loop over the terms, which LLVM does not unroll.
@@ -82,7 +82,7 @@ class Contraction(NamedTuple):
         has_dynamic_vectors: Whether a smaller tile computes the last vectors.
         holds_vectors: Whether LLVM keeps the weights of a term in registers, not the values of all rows: in kernels
             that pack a matrix at run time, whose inner loop is over vectors.
-        kernel_width: The positions of a row of a depthwise kernel; 0 for others.
+        kernel_width: The number of positions in a row of a depthwise kernel; 0 for others.
         row_stride: The distance between two rows, in kernel positions.
         spreads_columns: Whether the vectors of a tile may lie in several blocks of packed columns.
     """
@@ -158,7 +158,7 @@ def holds_next_weights(problem: Contraction, tile: RegisterTile, cpu: CpuModel) 
 def count_data_blocks(
     data_bytes: int, weight_bytes: int, tiles: int, panels: int, cpu: CpuModel
 ) -> int:
-    """Return the blocks to divide data into, so that each stays in the second-level cache.
+    """Return the number of blocks to divide data into, so that each stays in the second-level cache.
 
     All weights are read again for each block; without blocks, all data are read again for each panel.
 
@@ -446,10 +446,10 @@ class Window(NamedTuple):
     """Padded data that rows of a result may share.
 
     Attributes:
-        height: The rows of the result.
+        height: The number of rows of the result.
         step: How many new rows of padded data each row of the result reads (the stride).
         halo: How many further rows the last one reads.
-        row_elements: The elements of a row of padded data that one iteration of the outer loops reads.
+        row_elements: The number of elements in a row of padded data that one iteration of the outer loops reads.
         parts: The number of iterations of the loops around rows, without those over weights.
         work: The number of multiplications of the whole contraction.
         has_weights: Whether data are multiplied with weights of several channels.
@@ -584,7 +584,7 @@ def rank_paddings(
 def pad_rows(
     problem: Contraction, cpu: CpuModel, *, divides_rows: bool = False, min_gain: float = 1.0
 ) -> int:
-    """Return the rows of a contraction, padded if that takes less time.
+    """Return the number of rows of a contraction, padded if that takes less time.
 
     With `divides_rows`, the rows of the tile must divide them. Padding must gain more than a factor of `min_gain`.
     """
@@ -608,7 +608,7 @@ _MAX_DYNAMIC_ROWS: Final = 4
 
 
 def most_tile_rows(rows: Any) -> int:
-    """Return the most rows of a tile; fewer if the number of rows is dynamic."""
+    """Return the maximum number of rows in a tile; fewer if the number of rows is dynamic."""
     return MAX_ROWS if isinstance(rows, int) else _MAX_DYNAMIC_ROWS
 
 
@@ -708,7 +708,7 @@ def largest_divisor(extent: int, limit: int) -> int:
 
 
 def pad_dot_rows(rows: int) -> int:
-    """Return the rows padded to whole tiles: dot products cannot compute a part of a tile."""
+    """Return the number of rows padded to whole tiles: dot products cannot compute a part of a tile."""
     if rows <= max(_DOT_ROWS):
         return rows
     return next(n for n in itertools.count(rows) if any(n % tile == 0 for tile in _DOT_ROWS))

@@ -46,11 +46,11 @@ class Device(NamedTuple):
     """The limits of a GPU.
 
     Attributes:
-        threads: The most threads of a block.
+        threads: The maximum number of threads in a block.
         shared_bytes: The most shared memory of a block.
-        lanes: The threads that compute in step (warp, subgroup).
-        units: The compute units that blocks are divided between.
-        registers: The most registers of a thread with which enough threads fit a compute unit.
+        lanes: The number of threads that compute in step (warp, subgroup).
+        units: The number of compute units that blocks are divided between.
+        registers: The maximum number of registers per thread with which enough threads fit a compute unit.
         has_tensor_cores: Whether kernels may multiply float16 matrices with tensor cores.
     """
 
@@ -120,12 +120,12 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """The threads of a group."""
+        """The number of threads in a group."""
         return self.down * self.across
 
     @property
     def results(self) -> int:
-        """The results of a thread."""
+        """The number of results per thread."""
         return self.rows * self.columns // self.threads
 
 
@@ -307,17 +307,17 @@ class AttentionTile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """The threads of a block."""
+        """The number of threads in a block."""
         return self.down * self.across
 
     @property
     def queries(self) -> int:
-        """The queries of a block."""
+        """The number of queries in a block."""
         return self.rows * self.down
 
     @property
     def keys(self) -> int:
-        """The keys whose scores a block computes at once."""
+        """The number of keys whose scores a block computes at once."""
         return self.columns * self.across
 
     @property

@@ -45,7 +45,7 @@ _NEON_LANES: Final = 4
 _FEW_REGISTERS: Final = 16
 # By-element float16 instructions address only half of the registers, so LLVM spills earlier.
 _REGISTERS_WITHOUT_LANES: Final = 4
-# The vectors of packed columns: the accumulators of a tile of four such rows fill half of 32 registers.
+# The number of vectors in packed columns: the accumulators of a tile of four such rows fill half of 32 registers.
 _PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache.
@@ -73,7 +73,7 @@ class PairInstructions(NamedTuple):
     """Instructions of x86-64 that multiply vectors of bytes.
 
     Attributes:
-        feature: LLVM's name of the CPU feature that adds them.
+        feature: LLVM's name for the CPU feature that provides them.
         multiply: The intrinsic that adds two products of uint8 and int8 to each int16, saturating.
         promote: The intrinsic that adds two products of int16 to each int32.
     """
@@ -242,7 +242,7 @@ def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
 
 
 def find_multiplicand_lanes(target: Mapping[str, Json]) -> int:
-    """Return the lanes that by-element FMA instructions select from; 0 without such instructions."""
+    """Return the number of lanes that by-element FMA instructions select from; 0 without them."""
     return _NEON_LANES if _arch(target) in _ARM64 else 0
 
 
@@ -268,7 +268,7 @@ class CpuModel(NamedTuple):
             them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         has_float16: Whether instructions multiply and add vectors of float16.
-        multiplicand_lanes: The lanes that by-element FMA selects from; 0 without such instructions.
+        multiplicand_lanes: The number of lanes that by-element FMA instructions select from; 0 without them.
         issue_time: The time to issue a by-element multiplication, relative to computing it.
         divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """
@@ -331,7 +331,7 @@ class CpuModel(NamedTuple):
 
     @property
     def packed_columns(self) -> int:
-        """The columns of packed weights that are contiguous.
+        """The number of contiguous columns in packed weights.
 
         In small caches of few ways, rows of a tile that lie apart would evict each other.
         """
@@ -424,7 +424,7 @@ class _Family(NamedTuple):
 
     Attributes:
         architectures: A pattern of LLVM's names.
-        feature: LLVM's name of the feature that adds the vectors; empty if all have them.
+        feature: LLVM's name for the CPU feature that provides the vectors; empty if every CPU has them.
         model: The common model.
         cores: For a single core (`mcpu`), the fields that differ from the model.
     """

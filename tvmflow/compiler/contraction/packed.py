@@ -173,8 +173,8 @@ class Product(NamedTuple):
         rows: The number of rows, a multiple of `tile_rows`.
         depth: The length of the reduction, which may be dynamic.
         columns: The columns of the packed matrix and of the result. A row of the result has `columns.padded` elements.
-        tile_rows: The rows of a tile.
-        factors: The terms whose left multiplicands are lanes of one vector; 1 if each multiplicand is loaded alone.
+        tile_rows: The number of rows in a tile.
+        factors: The number of terms whose left multiplicands are lanes of one vector; 1 if each is loaded alone.
         stride: The distance between rows of the result, in elements; None if they are contiguous.
         packed_depth: The length of the packed columns; None if the matmul reads all of their terms.
         packed_start: The first term that the matmul reads.
@@ -281,7 +281,7 @@ class Accumulators(NamedTuple):
 
 
 def count_rows(rows: IrSize, first: Any, together: int, tile_rows: int) -> IrSize:
-    """Return the rows to compute in a block of `together`: whole tiles if the number is dynamic."""
+    """Return the number of rows to compute in a block of `together`: whole tiles if it is dynamic."""
     if not is_dynamic(rows):
         return together
     return tirx.min(divide_up(rows - first, tile_rows) * tile_rows, together)

@@ -121,7 +121,7 @@ class Work(NamedTuple):
         tile: The size of a tile; 0 for a direct convolution.
         step: The stride in height and width.
         products: Multiplications of vectors.
-        weights: The elements of weights that are read; smaller types count as a part of a float32 element.
+        weights: The number of weights that are read; smaller types count as a part of a float32 element.
         transforms: The transforms of a tile for one block of channels, times the lanes of a vector.
     """
 
@@ -183,7 +183,7 @@ class Convolution(NamedTuple):
 
 
 def count_products(tile: int) -> int:
-    """Return the elements of a transformed kernel; for tile 0 (direct), the elements of the kernel."""
+    """Return the number of elements in a transformed kernel; in the kernel for tile 0 (direct)."""
     return math.prod(size + KERNEL - 1 for size in tile_size(tile)) if tile else KERNEL**2
 
 
@@ -207,7 +207,8 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 _MIN_TILES: Final = 96
 # The relative time of a matmul whose parts do not keep all cores busy.
 _IMBALANCE: Final = 1.2
-# The most rows of a register tile over a dynamic number of tiles: each possible tail adds loops to the code.
+# The maximum number of rows in a register tile over a dynamic number of tiles: each possible tail adds loops to the
+# code.
 _MAX_DYNAMIC_ROWS: Final = 8
 # With this many accumulators, multiplications hide the reads of weights from the second-level cache.
 _ENOUGH_ACCUMULATORS: Final = 14
@@ -219,10 +220,10 @@ class TiledProduct(NamedTuple):
     Attributes:
         images, depth: The number of images, and the depth of the result.
         tiles: The rows and columns of tiles in a slice of the result.
-        elements: The elements of a tile.
-        channels: The values of transformed data of one element of a tile.
-        out_blocks, groups: The vectors of output channels, and the groups that they are divided into.
-        lanes: The values of a vector.
+        elements: The number of elements in a tile.
+        channels: The number of values in the transformed data for one element of a tile.
+        out_blocks, groups: The numbers of vectors of output channels, and of the groups that they are divided into.
+        lanes: The number of values in a vector.
         weight_bytes: The size of the weights in float32.
     """
 
@@ -237,7 +238,7 @@ class TiledProduct(NamedTuple):
     weight_bytes: int
 
     def count_bytes(self, vectors: int) -> int:
-        """Return the bytes of a tile's data and of this many vectors of its result."""
+        """Return the size of a tile's data and of a number of vectors of its result, in bytes."""
         return self.elements * (self.channels + self.depth * vectors * self.lanes) * FLOAT_BYTES
 
     def estimate_cost(
@@ -254,7 +255,7 @@ class Split(NamedTuple):
     """The split of a convolution into parts.
 
     Attributes:
-        rows: The rows of tiles that are computed together.
+        rows: The number of rows of tiles that are computed together.
         tile: The register tile: tiles of the image times vectors of output channels.
         in_strips: True if parts of the image run in parallel; False if output channels do, because
             all weights together do not fit into a core's cache.
@@ -283,7 +284,7 @@ def _list_divisors(extent: int) -> list[int]:
 
 
 def _choose_rows(product: TiledProduct, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
-    """Return the rows of tiles to compute together; a tile's data and result have `tile_bytes`."""
+    """Return the number of rows of tiles to compute together; `tile_bytes`: a tile's data and result."""
     tile_rows, columns = product.tiles
     rows = _list_divisors(tile_rows)
     if in_strips:
@@ -303,7 +304,7 @@ class DynamicBlocks(NamedTuple):
     """The division of a dynamic number of tiles.
 
     Attributes:
-        limit: The most tiles of a block, a multiple of the rows of `tile`.
+        limit: The maximum number of tiles in a block, a multiple of the rows of `tile`.
         parts: If blocks run in parallel, the number of blocks; there are more if a block would exceed `limit`.
         tile: The register tile: tiles of the image times vectors of output channels.
         in_blocks: True if blocks of tiles run in parallel; False if channels do.

@@ -179,7 +179,10 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
 
 
 def _match(flow: ir.DataFlow, call: Any) -> tuple[_Scores, Any] | None:
-    """Return the scores of attention that ends with `call`, and the scalar that replaces NaN, or None."""
+    """Return the scores of the attention that ends with `call`, and the scalar that replaces NaN.
+
+    The scalar is None if NaN stays. Returns None for other calls.
+    """
     weights, values = call.args
     shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):

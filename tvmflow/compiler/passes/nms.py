@@ -450,9 +450,10 @@ def _select_rows(
     read: Callable[[Any, Any], list[Any]],
     overlap: Callable[[list[Any], list[Any]], list[Any]],
 ) -> tuple[Any, Any]:
-    """Emit the selection among the first `count` rows of each image, in order, see `_Groups`.
+    """Emit the greedy selection among the first `count` rows of each image, in the order `order`.
 
-    `read` returns a row's compared values; the later of two rows is removed if all conditions of `overlap` are true.
+    Returns what `_Groups.emit_selection` returns. `read` returns a row's compared values; the later of two rows is
+    removed if all conditions of `overlap` are true.
     """
     batch, n = order.shape
     if is_gpu:

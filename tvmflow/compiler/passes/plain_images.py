@@ -25,7 +25,8 @@ from tvmflow.graph.resize import Interpolation, Steps
 from tvmflow.graph.rewriter import TAKES_EPILOGUE, MainRewriter
 
 # ---------------------------------------------------------------- resizing
-# Tables have the source pixels of each pixel and their weights. Axes are resized one by one if that is less work.
+# For each pixel of the result, tables have its source pixels and their weights. Axes are resized one at a time if
+# that takes less work.
 
 RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 """The operators that resize images and volumes."""

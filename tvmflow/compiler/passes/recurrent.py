@@ -90,7 +90,7 @@ class RecurrentRewriter(TargetRewriter):
         return Dots(cpu.dot_dtype, cpu.lanes, cpu.has_pair_dots, cpu.has_quads)
 
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
-        """Return the hidden units of a tile on a CPU.
+        """Return the number of hidden units in a tile on a CPU.
 
         With one vector for each of its four gates, an LSTM keeps all accumulators in registers. With fewer gates, several
         vectors for each gate are faster, because they share loads of the state. On CPUs with by-element FMA, several

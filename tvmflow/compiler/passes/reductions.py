@@ -98,7 +98,8 @@ _MIN_LENGTH: Final = 16
 # The bits of a float32 value without the sign, and the bits of infinity.
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITY: Final = 0x7F800000
-# Up to this many vectors are compared independently, if a row has enough vectors for several steps.
+# A step compares up to `_MAX_WIDTH` vectors, each with its own accumulator, if a row then has at least `_MIN_STEPS`
+# steps.
 _MAX_WIDTH: Final = 4
 _MIN_STEPS: Final = 4
 

@@ -105,7 +105,7 @@ _NARROW_LANES: Final = 4
 _BLOCK: Final = 64
 # If a row is shorter than this times k, sorting it costs less than selecting k elements.
 _MIN_ROW_FOR_SELECTION: Final = 4
-# The vectors of columns that are computed together for k = 1; fewer for a larger k.
+# The number of vectors of columns that are computed together for k = 1; fewer for a larger k.
 _COLUMN_VECTORS: Final = 4
 _COLUMN_DTYPES: Final = frozenset(
     ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")

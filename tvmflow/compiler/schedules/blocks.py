@@ -346,7 +346,7 @@ def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
 
 
 def choose_lanes(lanes: int, fits: Callable[[int], bool]) -> int:
-    """Return the lanes of the widest vectors that fit: `lanes`, half of them, and so on; 0 if none do."""
+    """Return the number of lanes in the widest vectors that fit: `lanes`, half of that, …; 0 if none do."""
     while lanes >= MIN_LANES and not fits(lanes):
         lanes //= 2
     return lanes if lanes >= MIN_LANES else 0

@@ -292,7 +292,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
 
 
 def _choose_rows(extent: int) -> int:
-    """Return the rows of a tile: a divisor of the extent, or a whole line if divisors are much smaller."""
+    """Return the number of rows in a tile: a divisor of the extent, or `LINE_FLOATS` if it is small."""
     rows = largest_divisor(extent, LINE_FLOATS)
     return rows if 2 * rows >= min(extent, LINE_FLOATS) else LINE_FLOATS
 
@@ -302,7 +302,7 @@ def _choose_rows(extent: int) -> int:
 # kernels are split at the indices where conditions change. Each piece gets a schedule; then they are joined again.
 
 
-# The lanes of the widest vectors.
+# The number of lanes in the widest vectors.
 _MOST_LANES: Final = 16
 _MAX_PIECES: Final = 12
 # Shorter periods are not worth a loop, and vectors divide periods that are multiples of it.

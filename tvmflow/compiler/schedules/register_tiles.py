@@ -70,9 +70,9 @@ _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
 # Rows of padded data up to this length are copied without filling them with padding first.
 _SHORT_ROW: Final = 12
-# The rows of an int8 matrix instruction.
+# The number of rows in an int8 matrix instruction.
 _MATRIX_ROWS: Final = 2
-# The blocks of a kernel without padding: a reduction and its result.
+# The number of blocks in a kernel without padding: a reduction and its result.
 _PARTS: Final = 2
 
 
@@ -655,7 +655,7 @@ class ReductionAxes(NamedTuple):
     """The roles of a reduction's spatial axes, as positions in its result; None for a missing role.
 
     Attributes:
-        lanes: The lanes of a vector along the last axis.
+        lanes: The number of lanes in a vector along the last axis.
         weight: The axis along which a tile reads different weights; the last axis if it has several whole vectors.
         data: The axis along which a tile reads different data.
         row: The next axis outside of `data` along which data differ.
@@ -754,11 +754,11 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
 
 
 def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
-    """Return the lanes of vectors along an axis: a divisor of its length, or more if that saves vectors.
+    """Return the number of lanes in vectors along an axis.
 
-    If the lanes do not divide the axis, the last vector overlaps the one before it, and a tile has one
-    vector. If it also has one row (no `has_data`), lanes that divide the axis are better: a tile then
-    has several vectors with independent accumulators.
+    It divides the axis's length, or is larger if that saves vectors. If it does not divide the length, the last vector
+    overlaps the one before it, and a tile has one vector. If the tile also has one row (no `has_data`), a divisor is
+    better: a tile then has several vectors with independent accumulators.
     """
     lanes = math.gcd(extent, cpu.lanes)
     if lanes > 1 and has_scalars and not has_data:
@@ -771,7 +771,7 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
 def _limit_to_blocks(
     lanes: int, vectors: Sequence[Any], block: Block, axis: Any, strides: Sequence[int]
 ) -> int:
-    """Return the lanes of vectors that stay within blocks of packed weights, which may be narrower."""
+    """Return the lane count of vectors within blocks of packed weights, which may be narrower."""
 
     def fits(count: int) -> bool:
         return all(linear_stride(load, block, axis, count) in strides for load in vectors)

@@ -174,7 +174,7 @@ _MAX_DIRECT_QUERIES: Final = 4
 _MAX_DIRECT_ROWS: Final = 8
 # A score to which a mask adds at most this number has a weight of 0; masks contain -∞ or the lowest numbers.
 _HIDDEN: Final = -1e30
-# The keys that a core scores at a time if keys are divided among cores.
+# The number of keys that a core scores at a time if keys are divided among cores.
 _KEYS_PER_PART: Final = 128
 
 

@@ -48,9 +48,10 @@ _FLOAT: Final = "float32"
 _HALF_BITS: Final = 16
 # The most rows of a register tile, which share each dequantized weight in a register.
 _MAX_TILE_ROWS: Final = 4
-# The terms of an int8 dot product.
+# The number of terms in an int8 dot product.
 _TERMS: Final = 4
-# The words of 4-bit weights whose products fit an int16 accumulator: 4 words · 2 halves · 2 · 15 · 128 is below 2¹⁵.
+# The number of words of 4-bit weights whose products fit an int16 accumulator: 4 words · 2 halves · 2 · 15 · 128 is
+# below 2¹⁵.
 _PAIR_WORDS: Final = 4
 # The prefetch distance in words (8 KiB). Hardware prefetching ends with each page, and out-of-order execution, with a
 # few hundred instructions in flight, does not reach far enough.
@@ -74,7 +75,7 @@ class BlockQuantizedMatmul(NamedTuple):
     """A matmul of data (rows, depth), whose rows may be dynamic, and weights (depth, columns).
 
     Attributes:
-        bits: The bits of a weight, 4 or 8.
+        bits: The number of bits in a weight, 4 or 8.
         group: The group size: the terms whose weights share a scale.
         zero: The zero point of all weights; None if each group has its own.
         scales_dtype: The dtype of scales: float32, float16, or bfloat16 as uint16.
@@ -92,17 +93,17 @@ class BlockQuantizedMatmul(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """The groups of a column."""
+        """The number of groups in a column."""
         return -(-self.depth // self.group)
 
     @property
     def terms(self) -> int:
-        """The weights of a word."""
+        """The number of weights in a word."""
         return WORD_BITS // self.bits
 
     @property
     def words(self) -> int:
-        """The words of a group of a column."""
+        """The number of words in a group of a column."""
         return self.group // self.terms
 
     @property
@@ -112,7 +113,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The columns of a tile."""
+        """The number of columns in a tile."""
         return min(_TILE_COLUMNS, -(-self.columns // 16) * 16)
 
     @property
@@ -122,7 +123,7 @@ class BlockQuantizedMatmul(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The CPU of a kernel; `has_pairs`: instructions add pairs of int8 products to an int16."""
+    """The CPU that a kernel is built for; `has_pairs`: whether it has `PairInstructions`."""
 
     lanes: int
     registers: int

@@ -65,16 +65,16 @@ class Window(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The channels of data that the blocks of a convolution's result read.
+    """Which channels of data each block of a convolution's result reads.
 
     Attributes:
-        inputs: The channels of data in a group.
-        outputs: The channels of the result in a group.
-        lanes: The channels in a block of data; 1 for plain data.
-        block: The channels in a block of the result.
+        inputs: The number of data channels in a group.
+        outputs: The number of result channels in a group.
+        lanes: The number of channels in a block of data; 1 for plain data.
+        block: The number of channels in a block of the result.
         number: The number of groups.
-        phases: How many consecutive blocks of the result have the same channels.
-        run: The channels of a run, which is multiplied instead of a whole block of data; 0 for whole blocks.
+        phases: The number of consecutive result blocks that have the same channels.
+        run: The number of channels in a run (runs are multiplied instead of whole blocks of data); 0 for whole blocks.
     """
 
     inputs: int
@@ -225,7 +225,7 @@ def join_groups(x: Any, outputs: int, number: int) -> Any:
 
 
 def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
-    """Return the sum (n, o, …, b), of spatial shape `whole`, of parts that begin at their corners."""
+    """Return the sum of parts, each placed at its corner in zeros of shape (n, o, *whole, b)."""
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
@@ -417,7 +417,7 @@ class Products(NamedTuple):
 
     Attributes:
         name: The name of the blocks that use it, by which the schedule rule finds them.
-        terms: The products for one accumulator.
+        terms: The number of products for one accumulator.
         to_accumulator: Converts a value of the data or the weights to the dtype of the accumulators.
         has_matrices: Whether the instruction multiplies matrices; the data matrix has two points as rows.
     """

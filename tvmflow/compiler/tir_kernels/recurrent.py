@@ -59,7 +59,7 @@ class Dots(NamedTuple):
 
     Attributes:
         dtype: The dtype of data, whose zero point is the middle of its range; weights are int8.
-        lanes: The accumulators of a vector.
+        lanes: The number of accumulators in a vector.
         has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, which need 7-bit weights.
         has_quads: Whether one instruction adds four products; otherwise two (64-bit Arm without `dotprod`).
     """
@@ -98,8 +98,8 @@ class RecurrentLayer(NamedTuple):
         steps: The number of time steps, which may be dynamic.
         batch: The number of sequences, which may be dynamic.
         units: The number of hidden units, padded to whole tiles.
-        lanes: The hidden units of a tile, which divide `units`.
-        factors: The state values that are lanes of one multiplicand vector; 1 if each is broadcast.
+        lanes: The number of hidden units in a tile, a divisor of `units`.
+        factors: The number of state values that are lanes of one multiplicand vector; 1 if each is broadcast.
         typical: The steps and the batch, with tuning sizes for dynamic ones.
         dots: The int8 dot products; None for float32 products.
     """
@@ -371,7 +371,7 @@ class _Loops:
         return accumulators
 
     def _round(self, value: Any) -> Any:
-        """Return a value of the state for float32 products, mixed with its rounding as `rounding` states."""
+        """Return the operand of float32 products: the state and its rounded form, weighted by `rounding`."""
         if self._inputs.rounding is None:
             return value
         kept, rounded = (self._inputs.rounding[at] for at in range(2))

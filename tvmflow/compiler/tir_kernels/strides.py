@@ -145,7 +145,10 @@ def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
 
 
 def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """Merge digits whose strides continue each other; the highest come first."""
+    """Merge adjacent digits that one stride can step through; the highest digit comes first.
+
+    They merge if the outer stride is the inner stride times the inner length.
+    """
     merged: list[Digit] = []
     for length, stride in digits:
         if merged and same_size(merged[-1][1], stride * length):

@@ -177,9 +177,10 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
 
 
 def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
-    """Return the row of weights for each output channel and each data channel that its block reads.
+    """Return the rows of weights for all output channels, as one flat list.
 
-    The `inputs` rows of output channel `o` begin at `o·(inputs + 1)`; a row of zeros follows them.
+    Each output channel has a row for each data channel that its block reads. The `inputs` rows of output channel `o`
+    begin at `o·(inputs + 1)`; a row of zeros follows them.
     """
     o = np.arange(blocks * groups.block)
     unit = 1 if groups.run else groups.lanes
@@ -442,7 +443,7 @@ def _take_strides(rewriter: LayoutRewriter, x: Any, window: Window) -> tuple[Any
 
 
 def _count_points(x: Any, window: Window, kernel: Sizes) -> int:
-    """Return the pixels in a row of the result of a convolution without dilation; 0 for a dynamic row."""
+    """Return the number of pixels in a row of a result without dilation; 0 for a dynamic row."""
     width, padding = known_sizes(x)[-2], window.padding
     read = width + padding[len(window.strides) - 1] + padding[-1] - kernel[-1]
     return 0 if is_dynamic(width) else int(read // window.strides[-1]) + 1

@@ -145,7 +145,7 @@ class PlainProduct(NamedTuple):
 
     @property
     def pixels(self) -> int:
-        """The columns of each matrix."""
+        """The number of columns in each matrix."""
         return math.prod(self.image)
 
 

@@ -1,9 +1,11 @@
 """Transposed convolutions on blocked layouts.
 
-With strides (s, t), a convolution computes the s·t pixels between two pixels of the data as channels of one pixel,
-which are then interleaved. Rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other
-rows of the weights. Each of these s·t phases has its own blocks of channels; if channels are few, all phases share
-blocks. Where some phases have fewer kernel positions or rows than others, each may be a separate convolution.
+With strides (s, t), each pixel of the data yields s·t pixels of the result. An ordinary convolution computes these as
+channels of one pixel, and an interleave puts them in place (sub-pixel convolution, depth-to-space).
+
+Rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other rows of the weights. Each of
+these s·t phases has its own blocks of channels; if channels are few, all phases share blocks. Where some phases have
+fewer kernel positions or rows than others, each may be a separate convolution.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
 
 
 def _choose_lanes(stmt: Any) -> int:
-    """Return the values that a thread computes at once: a vector if all accesses are vectors, else 1."""
+    """Return the number of values that a thread computes at once; 1 unless all accesses are vectors."""
     axes = list(stmt.iter_vars)
     accesses = [stmt.body, *list_loads(stmt)]
     count = math.prod(int(axis.dom.extent) for axis in axes)

@@ -45,9 +45,9 @@ class Product(NamedTuple):
         left: The position, among the block's loads, of the operand that has rows.
         stores_columns: Whether columns of the result are contiguous, so that vectors are stored.
         left_by_depth: Whether the left operand is contiguous along the depth.
-        left_lanes: The values of the left operand that a thread loads at once.
+        left_lanes: The number of values of the left operand that a thread loads at once.
         right_by_depth: Whether the right operand is contiguous along the depth.
-        right_lanes: The values of the right operand that a thread loads at once.
+        right_lanes: The number of values of the right operand that a thread loads at once.
     """
 
     main: Any

@@ -196,7 +196,7 @@ class _Window(NamedTuple):
         axis: The position of the axis along which a thread computes several results.
         window_shape: The lengths of the axes that are reduced.
         step: The distance between the windows of two results along `axis`, in elements.
-        reach: The elements that a window spans along `axis`.
+        reach: The number of elements that a window spans along `axis`.
         results: The number of results.
     """
 
@@ -292,7 +292,7 @@ def _find_axis(load: Any, spatial: list[Any], reduced: list[Any]) -> dict[str, i
 
 
 def _choose_rows(window: _Window, device: Device) -> int:
-    """Return the results of a thread: several if they share data and enough threads remain."""
+    """Return the number of results per thread: several if they share data and enough threads remain."""
     if window.step >= window.reach:
         return 1
     others = math.prod(window.window_shape) // min(window.window_shape)
