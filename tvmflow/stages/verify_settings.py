@@ -17,8 +17,8 @@ CHROMIUM: Final = "chromium"
 """Where libraries run."""
 
 UNTIMED_REASONS: Final[Mapping[str, str]] = {
-    QEMU: "an emulated CPU says nothing of the speed of a real one",
-    CHROMIUM: "a GPU that the CPU stands for says nothing of the speed of a real one",
+    QEMU: "an emulated CPU says nothing about the speed of a real one",
+    CHROMIUM: "a GPU that the CPU stands for says nothing about the speed of a real one",
     RPC: "each part runs in a session of its own",
 }
 """Where a library runs -> why it cannot be timed there."""

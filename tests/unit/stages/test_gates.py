@@ -157,7 +157,7 @@ def test_a_gate_runs_nothing_again_but_verify() -> None:
     [
         (
             {"max_latency": "8 ms", "run_on": "qemu"},
-            "verify.max_latency: it cannot be measured for the target 'host': an emulated CPU says nothing of the speed "
+            "verify.max_latency: it cannot be measured for the target 'host': an emulated CPU says nothing about the speed "
             "of a real one; write `verify: {max_latency: ~}` into this target",
         ),
         (

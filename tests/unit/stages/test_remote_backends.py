@@ -115,7 +115,7 @@ def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None
     assert facts == {
         "against": "none",
         "failures": [],
-        "latency_not_measured": "an emulated CPU says nothing of the speed of a real one",
+        "latency_not_measured": "an emulated CPU says nothing about the speed of a real one",
         "passed": True,
         "ran_on": f"qemu-{EMULATED_ARCHS[read_host().arch].qemu_arch} 9.9 -cpu max",
         "samples": 3,
@@ -125,7 +125,7 @@ def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None
     assert json.loads((context.out / verify.VERDICT).read_text()) == stable
     assert verify.describe(facts, KnownFacts()) == [
         f"ran on {facts['ran_on']}",
-        "latency is not measured: an emulated CPU says nothing of the speed of a real one",
+        "latency is not measured: an emulated CPU says nothing about the speed of a real one",
         "NOT VERIFIED against a reference (verify.against: none)",
     ]
 
