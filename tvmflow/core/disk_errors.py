@@ -53,7 +53,7 @@ class FileSystem(NamedTuple):
 
     @property
     def spare(self) -> int:
-        """The bytes available for downloads; a reserve is kept for other writes."""
+        """The number of bytes available for downloads; a reserve is kept for other writes."""
         return self.free - min(_RESERVED_BYTES, self.size // 20)
 
     @property

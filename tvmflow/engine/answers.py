@@ -2,7 +2,7 @@
 
 An answer is valid until one of these changes: tvmflow's code, recipes, models, installed tools, results in the
 store, delivered files. Only their stamps are read (size, mtime, ctime, inode), so that an up-to-date command costs
-more than the start of Python. After a change, the full evaluation saves a new answer (see `up_to_date`).
+little more than the start of Python. After a change, the full evaluation saves a new answer (see `up_to_date`).
 
 To start fast, this module imports almost nothing.
 """

@@ -300,9 +300,10 @@ def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
 class KernelRow(NamedTuple):
     """A kernel of a library. None means unknown.
 
-    `share` is the kernel's share of an inference's time (0 to 1), and `seconds` is `share` times the latency. `alone_s`
-    is `calls`, the calls per inference, times the time of a call that `pick_best` measured. `schedule` is `tuned` or a
-    rule's name, `workload` a key (empty without tuning), and `nodes` the names of the model's nodes.
+    `share` is the kernel's share of an inference's time (0 to 1), and `seconds` is `share` times the latency. `calls`
+    is the number of calls per inference, and `alone_s` is `calls` times the time per call that `pick_best` measured.
+    `schedule` is `tuned` or a rule's name, `workload` a key (empty without tuning), and `nodes` the names of the
+    model's nodes.
     """
 
     name: str

@@ -336,7 +336,7 @@ class Worker(NamedTuple):
 
 
 class DaskCluster:
-    """A connected cluster, compared with the machine that made the plan."""
+    """A connection to a dask cluster; only workers with the planning machine's versions are used."""
 
     def __init__(self, context: ExecutorContext, is_cancelled: Callable[[], bool]) -> None:
         self._context = context

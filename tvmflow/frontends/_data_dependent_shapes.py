@@ -345,7 +345,7 @@ def _expand_dims(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
 
 
 def _reshape(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Keep the count if an axis of the result has the same size and number of elements before it."""
+    """Keep the count if an axis of the result has the same size, and the same product of sizes before it."""
     count = _find_count(facts)
     old, new = ir.known_shape(operands[0]), ir.known_shape(call)
     before = math.prod(old[: count.axis])

@@ -291,8 +291,8 @@ def with_kernel_symbols(
 ) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with its own symbols in place of a model's dimensions, and its size arguments.
 
-    A size argument is a dimension that no tensor has as a plain size, or another size that the kernel computes with
-    (`used`). Their parameters are between the inputs and the results, which are the last `results` parameters.
+    Size arguments are the symbols of the kernel's shapes and of `used` that are not by themselves the size of an axis.
+    Their parameters follow the inputs and precede the results, which are the last `results` parameters.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
     symbols = [symbol for size in sizes for symbol in list_symbols(size)]

@@ -391,7 +391,7 @@ def is_view(function: tirx.PrimFunc) -> bool:
 
 
 def _have_same_length(first: Any, second: Any) -> bool:
-    """Return whether two shapes have equally many elements for all values of their dynamic dimensions."""
+    """Return whether two shapes have the same number of elements for all values of dynamic dimensions."""
     if not any(map(is_dynamic, (*first, *second))):
         return prod(map(int, first)) == prod(map(int, second))
     lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]

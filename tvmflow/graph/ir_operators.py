@@ -175,7 +175,7 @@ class NonMaxSuppression(ModelOperator):
     by rows of 0, and the number of selected rows.
 
     Attributes:
-        rows: The most boxes that are selected in all.
+        rows: The maximum number of boxes that are selected in all.
         is_centered: Whether a box is a center, a width and a height; otherwise it is two corners.
         takes_all_scores: Whether there is no threshold for scores.
     """
@@ -250,8 +250,8 @@ class BlockQuantizedWeights(ModelOperator):
     Each row consists of groups of integers that share a scale. Its operands are `BlockQuantizedOperands`.
 
     Attributes:
-        bits: The bits of an integer, 4 or 8.
-        group: The integers in a group.
+        bits: The number of bits in an integer, 4 or 8.
+        group: The number of integers in a group.
         depth: The length of a row; the last group may extend beyond it.
         zero: The zero point of all integers, if groups have no zero points of their own.
         rounds_data: Whether matmuls with the weights may round the data to int8, group by group.

@@ -459,8 +459,8 @@ def _plan_recipe(
     bare = PlannedRecipe(
         recipe, stages, (), files, next(iter(variants), ""), str(pipeline.path), operators.files
     )
-    # Identities are computed here while another process may still load TVM to query LLVM. The stage that
-    # needs a package reports problems with it.
+    # Compute package identities now, while another process may still be loading TVM to query LLVM. Problems
+    # with a package are reported by the stage that needs it.
     for name in list_known_tools(bare):
         with contextlib.suppress(EnvironmentProblem), explain_wait(IDENTITY_WAIT.format(name)):
             packages.identity(name)

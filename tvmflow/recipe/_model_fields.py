@@ -181,7 +181,7 @@ _SIZE_SCHEMA: Final = {
         {"type": "string", "pattern": r"^[A-Za-z_(0-9][A-Za-z0-9_ +*/%(),-]*$"},
     ]
 }
-# A union of types would report each mistake once for each of them.
+# A union of types would report each mistake once per member.
 _InputSize = Annotated[Any, BeforeValidator(_read_size), WithJsonSchema(_SIZE_SCHEMA)]
 
 
@@ -220,7 +220,7 @@ def _read_numbers(value: Any) -> Any:
 _INTEGER: Final = {"type": "integer", "minimum": 1, "maximum": MAX_SIZE}
 _PAIR: Final = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
 _NUMBERS: Final = {"type": "array", "items": {"type": "number"}, "minItems": 1}
-# A union of types would report each mistake once for each of them.
+# A union of types would report each mistake once per member.
 _Length = Annotated[
     tuple[int, ...], BeforeValidator(_read_length), WithJsonSchema({"anyOf": [_INTEGER, _PAIR]})
 ]

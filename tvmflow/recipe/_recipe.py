@@ -123,7 +123,7 @@ def _read_state(value: Any) -> Any:
     return value
 
 
-# A union of types would report each mistake once for each of them.
+# A union of types would report each mistake once per member.
 _State = Annotated[StateSpec, BeforeValidator(_read_state)]
 
 _SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]

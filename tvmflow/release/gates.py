@@ -403,7 +403,7 @@ def compare_content(current: Collection[str], previous: Collection[str]) -> Cont
 
 
 def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
-    """Return the removed names that `release.drop` declares neither themselves nor by a parent."""
+    """Return the removed names that `release.drop` lists neither directly nor through a parent."""
     return [name for name in removed if name not in declared and not _is_inside(name, declared)]
 
 

@@ -337,7 +337,7 @@ def check_dynamic_shapes(signature: Mapping[str, Json]) -> int:
 
 
 def _find_most_bytes(spec: TensorSpec, bounds: Mapping[str, tuple[int, int]]) -> int:
-    """Return the most bytes that a tensor of dynamic shape takes."""
+    """Return the maximum number of bytes that a tensor of dynamic shape takes."""
     if len(spec.sizes) != len(spec.shape) or not all(
         type(size) in (int, str) for size in spec.sizes
     ):

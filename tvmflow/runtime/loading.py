@@ -344,7 +344,7 @@ class PartitionedProgram:
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses at most, the calling one included."""
+        """The number of threads that a call uses at most, the calling one included."""
         return max(part.program.threads for part in self._parts.values())
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:

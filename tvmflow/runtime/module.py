@@ -81,7 +81,7 @@ class Module:
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses at most, the calling one included."""
+        """The number of threads that a call uses at most, the calling one included."""
         return self.program.threads
 
     @property

@@ -34,7 +34,7 @@ class Program(Protocol):
 
     @property
     def threads(self) -> int:
-        """The most threads that a call uses, including the calling thread."""
+        """The maximum number of threads that a call uses, including the calling thread."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
         """Return the outputs, each in the given array, or in a new array for None."""

@@ -376,7 +376,7 @@ def _make_stacked_samples(
 def _find_batch_size(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], dimensions: Sequence[Dimension]
 ) -> int:
-    """Return the most samples of a batch, by the first axis of all inputs; 0 if that is not the samples."""
+    """Return the maximum batch size, by the first axis of all inputs; 0 if that is not the samples."""
     firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
     counts = {arrays[spec.name].shape[:1] for spec in inputs}
     if len(firsts) != 1 or len(counts) != 1 or () in firsts or counts & {(), (0,)}:

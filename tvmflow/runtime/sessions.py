@@ -284,7 +284,7 @@ class _Generation:
         self._position = session.length + session.dropped if position is None else position
 
     def _find_step_tokens(self) -> int:
-        """Return the most tokens that a step takes."""
+        """Return the maximum number of tokens that a step takes."""
         size = (self._tokens.sizes or self._tokens.shape)[-1]
         if not isinstance(size, str):
             return int(size)

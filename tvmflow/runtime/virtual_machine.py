@@ -213,7 +213,7 @@ class VirtualMachine:
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses, including the calling thread."""
+        """The number of threads that a call uses, including the calling thread."""
         return self.pool.threads
 
     def _create_vm(self) -> Any:

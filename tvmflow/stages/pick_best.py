@@ -185,7 +185,7 @@ class PickBestFacts(NamedTuple):
         untried: How many tunable workloads have no successful trial.
         coverage: The share of the untuned time in kernels with a schedule, from the search or a rule.
         peak_gflops: The peak of the machine in GFLOPS; None if unknown.
-        threads: The threads that kernels ran with; None if nothing was measured.
+        threads: The number of threads that kernels ran with; None if nothing was measured.
         library: The outcome for the whole library.
         size_speedups: For each tuned kernel with dynamic shapes, the speedup at each tuning size.
         wrong: For kernels with dynamic shapes, how banned schedules compute wrong values.

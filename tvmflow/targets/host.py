@@ -154,7 +154,7 @@ _LIBCS = {"gnu": "Linux with glibc", "musl": "Linux with musl"}
 
 
 class SystemMismatch(NamedTuple):
-    """Two systems (or C libraries) that differ: the library's and the host's."""
+    """The systems (or C libraries) of a compiled library and of the host, which differ."""
 
     library: str
     host: str

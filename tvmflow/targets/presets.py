@@ -231,7 +231,7 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "wasm(32|64)?|web-?assembly|emscripten": ("wasm32-wasi", "browser"),
     "web|webgpu|chrome|firefox|safari": ("browser", "wasm32-wasi"),
     "riscv(64.*)?|rv64.*v|spacemit.*|(banana-?pi|bpi)-f3": ("riscv64-v",),
-    # Machines that no preset has code for, though their names resemble one that has.
+    # Machines that no preset supports, although their names resemble supported ones: nothing is suggested.
     "i[3-6]86|loongarch.*|ppc.*|powerpc.*|mips.*|s390x|sparc.*|armv[4-6].*|metal|hexagon|.*tpu": (),
     "cortex-m(0(plus|\\+)?|1|3|4|23|33)f?|jetson-.*thor|power[0-9]+|(riscv|rv)32.*|stm32(?![fh]7).*|esp.*|rp2[0-9]+.*|nrf5.*|(raspberry-?pi|rpi|pi)-?(1|zero)": (),
     # x86-64

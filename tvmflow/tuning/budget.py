@@ -87,12 +87,12 @@ class BudgetRules(NamedTuple):
     """The limits that a recipe sets.
 
     Attributes:
-        trials: The most trials of all workloads together.
-        trials_per_task: The most trials of one workload; None without a limit.
+        trials: The maximum number of trials of all workloads together.
+        trials_per_task: The maximum number of trials of one workload; None without a limit.
         patience: The tuning of a workload ends after this many trials without a gain. If None, it ends when the
             estimated further gain is too small.
         min_gain: The relative improvement that counts as a gain.
-        minutes: The most minutes for all workloads together, including earlier searches; None without a limit.
+        minutes: The limit in minutes for all workloads together, including earlier searches; None without a limit.
     """
 
     trials: int
@@ -331,11 +331,11 @@ class TrialForecast(NamedTuple):
     """How much of a search's budget the ledger already has, and how much it lacks.
 
     Attributes:
-        budget: The trials of the search; `UNLIMITED_TRIALS` if only time limits it.
+        budget: The number of trials of the search; `UNLIMITED_TRIALS` if only time limits it.
         minutes: The time limit of the search; None without a limit.
         kernels: The kernels of the search; None while they are unknown.
-        reused: The trials of the budget that the ledger has.
-        at_most: The most trials left to measure; fewer if the search converges.
+        reused: The number of trials of the budget that the ledger has.
+        at_most: The maximum number of trials left to measure; fewer if the search converges.
         seconds_per_trial: The pace of the trials in the ledger; None if there are too few.
         finished_kernels: The kernels that get no trial, because an earlier search finished them.
         spent_s: Seconds of `minutes` that earlier searches took for the reused trials.
@@ -454,7 +454,7 @@ def _count_missing(
     rules: BudgetRules,
     reused: int,
 ) -> int:
-    """Return the most trials left to measure, by the total limit and the limit of each workload."""
+    """Return the maximum number of trials left to measure, by the limits in all and per workload."""
     left = rules.trials - reused
     if rules.trials_per_task is None:
         return left

@@ -226,11 +226,13 @@ def _find_irregular_files(folder: TargetFolder) -> list[str]:
 
 
 class PruneCriteria(NamedTuple):
-    """The criteria for trials to remove: a trial must match all criteria that are set.
+    """The criteria for trials to remove.
+
+    `keep_best` and `failed` each select trials; without both, all are selected. The others restrict the selection.
 
     Attributes:
-        keep_best: Keep this many of each workload's fastest trials, and all failures; remove the others.
-        failed: Remove only failures; together with `keep_best`, failures and all but the best trials.
+        keep_best: Select successful trials, except this number of each workload's fastest.
+        failed: Select failed trials.
         older_than_days: Remove only older trials.
         other_tvm: Remove only trials measured with a TVM build other than the installed one.
     """

@@ -73,9 +73,9 @@ class Turns(NamedTuple):
     """How two libraries are measured interleaved.
 
     Attributes:
-        rounds: The most profiles of each library; no further round begins after `seconds`, except the first
-            `min_rounds`.
-        calls: The fewest calls in a turn. The shortest call counts: other processes disturb it least.
+        rounds: The maximum number of profiles of each library; no further round begins after `seconds`, except the
+            first `min_rounds`.
+        calls: The minimum number of calls in a turn. The shortest call counts: other processes disturb it least.
         profile_s: The shortest duration of a turn of profiled calls; `call_s` is that of a turn of plain calls.
         repeat_s: The shortest duration of the repeat whose mean counts as a plain call; 0 for a single call.
         whole_s: No further pair of plain turns begins after these seconds, except the first `min_pairs`.

@@ -45,7 +45,7 @@ from tvmflow.tuning.measurer import (
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import PhaseReporter, PhaseSpans, read_failure, report_failure
 
-# If a session's server does not end it in time, it is ended here after these additional seconds.
+# If a session's server has not ended it this many seconds after its time limit, it is ended here.
 _GRACE_S: Final = 2.0
 # The failed sessions after which the devices count as faulty, and after which the candidate does.
 _MAX_DEVICE_FAULTS: Final = 3

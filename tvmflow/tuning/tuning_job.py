@@ -101,7 +101,7 @@ class TuneFacts(NamedTuple):
         untunable: The workloads whose trials all failed.
         repairs: A sentence for each repair of the ledger, and each search that failed.
         known: How many trials of the workloads the ledger has.
-        threads: The threads that kernels ran with; None if nothing was measured.
+        threads: The number of threads that kernels ran with; None if nothing was measured.
         usable_cpus: How many CPUs of this machine the run might use.
         starting_points: How many measured schedules came from near targets.
         spent_s: The seconds of the budget that this search and earlier ones took.

@@ -452,7 +452,10 @@ _CUBIC: Final = ("bicubic", "cubic")
 
 
 def convert_grid_sample(node: NodeToConvert) -> Any:
-    """Sample at the positions of a grid; TVM's kernel of a dynamic volume takes minutes to build."""
+    """Sample at the positions of a grid.
+
+    Dynamic volumes are rejected, because TVM's kernel for them takes minutes to build.
+    """
     shapes = [list_sizes(operand) for operand in node.inputs]
     is_dynamic = any(not isinstance(size, int) for shape in shapes for size in shape)
     if len(shapes[0]) > _IMAGE_RANK and is_dynamic:

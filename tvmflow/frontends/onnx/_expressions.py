@@ -241,8 +241,8 @@ class Regions(NamedTuple):
     """The samples of a region in RoiAlign.
 
     Attributes:
-        height: The bins of a region from top to bottom; `width`: from left to right.
-        samples: The samples of a bin along each axis; 0 for one sample per pixel that the bin covers.
+        height: The number of bins of a region from top to bottom; `width`: from left to right.
+        samples: The number of samples of a bin along each axis; 0 for one sample per pixel that the bin covers.
         scale: The factor from coordinates of regions to pixels.
         is_aligned: Whether the center of the first pixel is at 0.5; otherwise it is at 0, and regions have
             at least one pixel.

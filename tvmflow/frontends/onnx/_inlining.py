@@ -362,7 +362,7 @@ def _convert(model: ModelProto, opset: int, title: str) -> ModelProto:
 
 
 def _infer_types(model: ModelProto) -> Mapping[str, onnx.ValueInfoProto]:
-    # The converter needs no types for most operators, so a failure of the inference is no error here.
+    # The converter needs no types for most operators, so shape inference may fail.
     with contextlib.suppress(Exception):
         model = onnx.shape_inference.infer_shapes(model)
     graphs = list(with_inner_graphs(model.graph))

@@ -153,7 +153,8 @@ def _transposed_convolution(operation: Operation) -> None:
     data = operation.real(2, first=True)
     sizes = operation.sizes(0)[1:3]
     strides, kernel = _window(operation, "stride", "hw"), weights.shape[2:]
-    # Windows reach beyond the result by this much, which is cropped; odd pixels at the end.
+    # The number of pixels by which windows extend beyond the result. Half of them are cropped on each side; if the
+    # number is odd, the extra pixel is cropped at the end.
     simplify = operation.graph.ranges.simplify_multiple
     beyond = [
         simplify((source - 1) * stride + extent - size)

@@ -104,7 +104,7 @@ def find_data_dtype(target: ResolvedTarget) -> str | None:
 
 
 def _find_weight_bits(target: ResolvedTarget) -> int:
-    """Return the bits of weights: 7 for AVX2, whose int16 sums of two products would overflow with 8."""
+    """Return the number of bits in weights: 7 for AVX2, whose int16 sums of two products overflow with 8."""
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
     return 7 if arch == "x86_64" and not _has_dot_products(set(target.features)) else 8
 
@@ -135,8 +135,8 @@ class LayerFacts(NamedTuple):
     """A layer, and whether and how it was quantized.
 
     Attributes:
-        weight_bits: The bits per weight; 32 if the weights stay float.
-        data_bits: The bits per value of its input; 32 if the input stays float.
+        weight_bits: The number of bits per weight; 32 if the weights stay float.
+        data_bits: The number of bits per value of its input; 32 if the input stays float.
         reason: The reason why it stays float; empty otherwise.
         damage: The relative error of the outputs if only this layer is quantized; None if it is NaN or was not
             measured.

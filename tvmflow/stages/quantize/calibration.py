@@ -53,11 +53,11 @@ _ADDED_POSITIONS: Final = 1 << 15
 
 
 class Targets(NamedTuple):
-    """The targets of libraries that calibrate.
+    """The targets of the libraries that run a model for calibration.
 
     Attributes:
         kernels: The target of the kernels, which decides the order of accumulation and thus the computed values.
-        code: The CPU whose instructions are used, and how much LLVM optimizes them.
+        code: The target of code generation: the CPU whose instructions are used, and LLVM's optimization options.
     """
 
     kernels: Mapping[str, Json]

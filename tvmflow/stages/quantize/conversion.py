@@ -162,14 +162,14 @@ class _Candidates(NamedTuple):
 
     Attributes:
         tables: The lookup tables of the model.
-        floats: The float weights by the variable of their layer; weights that cannot be evaluated are missing.
-        ranged: The tensors whose range calibration determines.
-        shared: `ranged`, and the tensors that get the scale of one of them.
+        floats: The float weights by layer variable, without weights that cannot be evaluated.
+        ranged: The tensors whose ranges are found by calibration.
+        shared: The tensors of `ranged`, and parts of quantized concatenations, which share the concatenation's scale.
         states: The recurrent layers whose state may become int8, with the tensor of the initial state. Calibration
             checks its range. None stands for an initial state that is known to lie between -1 and 1.
         emulation: The model with parameters that emulate integers; None if each call computes ranges.
-        factors: The smoothing factors by tensor of the emulated model, which is not smoothed itself.
-        observer: Runs the model and also returns its observed tensors.
+        factors: The smoothing factors by tensor. `model` is already smoothed; the model of `emulation` is not.
+        observer: Runs the float model and also returns the observed tensors.
     """
 
     settings: QuantizeSettings
@@ -239,7 +239,7 @@ def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None
 def _list_ranged(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
 ) -> list[Any]:
-    """Return the tensors whose range calibration determines; none unless activations are int8."""
+    """Return the tensors whose ranges are found by calibration; none unless activations are int8."""
     if settings.quantize.activations != "int8":
         return []
     sources = dict.fromkeys(

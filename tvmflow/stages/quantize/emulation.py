@@ -168,7 +168,7 @@ class Emulation:
 
 
 def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
-    """Return parameters that round data, divided by a smoothing factor, to integers of a scale."""
+    """Return the parameters that fake-quantize data with a scale, a smoothing factor and a range."""
     limits, zero_point = np.iinfo(integers.dtype), scale.zero_point
     return _Rounding(
         kept=np.zeros(()),

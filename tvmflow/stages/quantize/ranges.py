@@ -16,7 +16,7 @@ from tvmflow.core.types import Array
 
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
-# The bins of a histogram: 64 KiB for each tensor, independent of its size and the number of samples.
+# The number of bins of a histogram: 64 KiB for each tensor, independent of its size and the number of samples.
 _BINS: Final = 8192
 # The binary exponent of the narrowest bin: the smallest denormal float32 has a bin of its own.
 _MIN_EXPONENT: Final = -149

@@ -64,7 +64,7 @@ class BlockQuantizedIntegers(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The bits of an integer."""
+        """The number of bits in an integer."""
         return self.groups.bits
 
     @property

@@ -177,7 +177,7 @@ class LayersComparison(TypedDict, total=False):
         scaled: Tensors with a scaled channel, by name.
         outputs: The float outputs, computed from the reference's last rounded tensors.
         is_reproduced: Whether compiling the same kernels again gives the same bits as the library.
-        not_compared: The reason why layers are not compared; apart from it, only `passed` is present then.
+        not_compared: Why layers are not compared. If present, `passed` is the only other field.
     """
 
     passed: bool
@@ -254,7 +254,7 @@ class ComparedRuntime(_Named, total=False):
         outputs: Its outputs in timed calls, compared with the reference's; absent without a reference.
         library: The latency of the library in the same interleaved measurement.
         speedup: The speedup of the library over this runtime.
-        not_timed: The reason why it was not timed; apart from it, only `name` is present then.
+        not_timed: Why it was not timed. If present, `name` is the only other field.
     """
 
     outputs: dict[str, OutputComparison]

@@ -591,7 +591,7 @@ def _index_input(name: str) -> str:
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
-    """Return how a wrong library could pass with an output, as the end of a sentence."""
+    """Return why an output would accept a wrong library: `is so small that zeros would pass for it`."""
     if "reached" in comparison and comparison["undetected"] == ZEROS:
         return _ZERO_INDEX_TEXT
     text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]

@@ -32,7 +32,7 @@ ALIGNMENT: Final = 64
 
 
 class ObjectFormat(Protocol):
-    """A module here for one object format: links, and writes objects with only constant data."""
+    """A module of this package for one object format: links libraries, writes constant data as objects."""
 
     @property
     def ARCHS(self) -> Collection[str]:

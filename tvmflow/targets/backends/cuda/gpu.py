@@ -23,7 +23,8 @@ OLDEST_ARCH: Final = "sm_50"
 """The oldest architecture that kernels are built for."""
 
 _RUNTIME: Final = "libcudart.so.13"
-# The driver's CUDA version (in its notation) that NVRTC and TVM's wheel need, and that PTX for older GPUs needs.
+# The lowest CUDA version of a driver, in the driver's notation (12040 is 12.4): for NVRTC and TVM's wheel, and for PTX
+# for GPUs that NVRTC does not support.
 _OLDEST_DRIVER: Final = 13000
 _OLDEST_DRIVER_OF_PTX: Final = 10000
 _PROBE_TIMEOUT_S: Final = 30.0
