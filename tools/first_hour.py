@@ -118,7 +118,7 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "A mistake",
-        "This is the message for a typing error in a recipe.",
+        "This is the message for a typo in a recipe.",
         ("sed 's/trials/trails/' digits.tvmflow.yaml > wrong.yaml", "tvmflow plan wrong.yaml"),
         exit_code=2,
     ),
@@ -328,7 +328,7 @@ def walk(hour: Hour, folder: Path | None = None) -> str:
     introduction = (
         f"# {hour.title}\n\n"
         f"{hour.about} A script ([tools/first_hour.py](../tools/first_hour.py)) ran these commands with tvmflow's wheel "
-        "in a new virtual environment, with an empty home folder. This page shows their complete output. "
+        "in a new virtual environment, with an empty home folder. "
         f"Together they took {minutes:.1f} minutes on two cores.\n"
     )
     return "\n".join([introduction, *chapters])
