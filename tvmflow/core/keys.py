@@ -18,7 +18,7 @@ _HEX_DIGITS = frozenset("0123456789abcdef")
 _DIGEST_LENGTH = 64
 
 UNLIMITED_TRIALS = 10_000_000
-"""The most trials that a recipe can set, and the limit if it sets only minutes."""
+"""The maximum number of trials that a recipe can set, and the limit if it sets only minutes."""
 
 _BUDGET = (("tune", "trials"), ("tune", "minutes"), ("tune", "interim"))
 

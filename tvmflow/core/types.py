@@ -134,7 +134,7 @@ class State(NamedTuple):
 INT8_ROWS: Final = "int8"
 """The dtype of states whose rows are quantized, see `TensorSpec.row_scales`."""
 SCALE_BYTES: Final = 4
-"""The bytes of the float32 scale at the end of each row of a tensor with `row_scales`."""
+"""The size in bytes of the float32 scale at the end of each row of a tensor with `row_scales`."""
 SCALE_STEPS: Final = 127
 """The largest integer of such a row."""
 

@@ -19,7 +19,7 @@ from tvmflow.stages.import_model import ImportFacts
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore, find_failure
 
-# Causes in the one-line reason; `tvmflow explain` shows all causes.
+# The maximum number of causes in the one-line reason; `tvmflow explain` shows all causes.
 _SHOWN_CAUSES = 3
 _MAX_CAUSE = 80
 _ENCLOSING = frozenset("\"'([{")

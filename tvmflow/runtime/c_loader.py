@@ -70,7 +70,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     26: "call `reset`, or load a state that was saved before",
     27: "give a temperature and a penalty of at least 0, a top_p from 0 to 1, and a top_k from 0 to 1024",
 }
-# The most threads that a library accepts; it starts only as many as its kernels can use.
+# The maximum number of threads that a library accepts; it starts only as many as its kernels can use.
 _MAX_THREADS: Final = 1024
 
 
@@ -230,7 +230,7 @@ class NativeProgram:
     Args:
         path: The file.
         prefix: The prefix of its symbols, without the underscore after it.
-        threads: The most threads of a call.
+        threads: The maximum number of threads of a call.
         signature: The inputs and outputs, which a library with dynamic shapes describes only in part.
         weights: The content of the weights file, aligned to 64 bytes, for a library without weights.
 

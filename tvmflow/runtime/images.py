@@ -21,7 +21,7 @@ COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
 MAX_SIZE: Final = 1 << 15
 """The largest height and width of a resized image."""
 
-# The most pixels of a resized image: a few times the pixels of the largest model inputs.
+# The maximum number of pixels of a resized image: a few times the pixels of the largest model inputs.
 _MAX_RESIZED_PIXELS: Final = 1 << 28
 
 Size = tuple[int, int]

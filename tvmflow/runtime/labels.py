@@ -17,7 +17,7 @@ PROBABILITIES: Final = ("softmax", "sigmoid")
 BEST: Final = 5
 """How many of the best classes are shown by default."""
 MAX_NAME: Final = 500
-"""The most characters of a name, a limit of generated code."""
+"""The maximum number of characters of a name, a limit of generated code."""
 
 # Scores whose sums are this close to 1 count as probabilities; the tolerance suffices for float16.
 _SUM_TOLERANCE: Final = 1e-2

@@ -148,7 +148,7 @@ def _explain_unpacking() -> Iterator[None]:
 
 # ---------------------------------------------------------------- npz files
 
-# The most bytes of an unpacked npz file: `_MAX_NPZ`, plus its own size times `_MAX_NPZ_RATIO`.
+# The maximum number of bytes of an unpacked npz file: `_MAX_NPZ`, plus its own size times `_MAX_NPZ_RATIO`.
 _MAX_NPZ: Final = 1 << 30
 _MAX_NPZ_RATIO: Final = 64
 _MAX_ARRAYS: Final = 100_000

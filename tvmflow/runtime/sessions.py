@@ -149,7 +149,7 @@ class Session:
 
         Args:
             tokens: The tokens of the prompt, at least one.
-            max_tokens: The most tokens to generate; None for as many as the states can hold, or with `drop` for no limit.
+            max_tokens: The maximum number of tokens; None for as many as the states can hold, or with `drop` for no limit.
             stop: Tokens that end the generation; the stop token is yielded, too.
             position: The position of the first token. A model with positions or masks and without growing states needs
                 it; otherwise it is `length + dropped`.

@@ -94,7 +94,7 @@ class Collection(NamedTuple):
 
     @property
     def freed(self) -> int:
-        """The bytes that the evictions free."""
+        """The number of bytes that the evictions free."""
         return sum(eviction.bytes for eviction in self.evictions)
 
 

@@ -98,7 +98,7 @@ def advise(status: int, host: str) -> str:
 
 
 CHUNK: Final = 1 << 18
-"""The most bytes of an answer to read at once."""
+"""The maximum number of bytes of an answer to read at once."""
 
 _HEADERS: Final = {"User-Agent": f"tvmflow/{VERSION}", "Accept-Encoding": "identity"}
 _CREDENTIAL: Final = "Authorization"

@@ -17,10 +17,10 @@ from tvmflow.tuning.ledger import WorkloadRecords
 from tvmflow.tuning.trials import Trial
 
 WARMUP_TRIALS: Final = 3
-"""Trials that each workload gets before any gets a batch; in a smaller budget, the heaviest first."""
+"""The number of trials of each workload before any gets a batch; with less, the heaviest are first."""
 
 BATCH_SIZE: Final = 16
-"""Trials in a batch: after the warm-up, a workload gets this many at a time."""
+"""The number of trials in a batch: after the warm-up, a workload gets this many at a time."""
 
 ROOFLINE_SHARE: Final = 0.95
 """A workload at this share of its roofline speed has nothing more to gain."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import tvm
 
 _TRIALS_BETWEEN_DRIFT_CHECKS: Final = 64
-# The most builders: each one is a process with TVM loaded.
+# The maximum number of builders: each one is a process with TVM loaded.
 _MAX_BUILDERS: Final = 8
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from tvmflow.compiler.contraction.machine import (
 )
 
 MAX_VECTORS: Final = 8
-"""The most vectors of a register tile."""
+"""The maximum number of vectors in a register tile."""
 MAX_ROWS: Final = 28
-"""The most rows of a register tile."""
+"""The maximum number of rows in a register tile."""
 
 # Limits of padding: one vector for each `_VECTORS_PER_PADDED`, one row for each `_ROWS_PER_PADDED`, at most this many.
 _VECTORS_PER_PADDED: Final = 16
@@ -413,7 +413,7 @@ def _list_tiles(
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
 MAX_DYNAMIC_ROWS: Final = 8
-"""The most rows of a tile along a dynamic axis: each possible tail adds a tile to the code."""
+"""The maximum number of rows in a tile along a dynamic axis: each possible tail adds a tile."""
 
 # The cost of copying one element into a padded window, in multiplications.
 _COPY_COST: Final = 3

@@ -47,7 +47,7 @@ class Device(NamedTuple):
 
     Attributes:
         threads: The maximum number of threads in a block.
-        shared_bytes: The most shared memory of a block.
+        shared_bytes: The maximum size of shared memory in a block, in bytes.
         lanes: The number of threads that compute in step (warp, subgroup).
         units: The number of compute units that blocks are divided between.
         registers: The maximum number of registers per thread with which enough threads fit a compute unit.
@@ -193,7 +193,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
 SIDE: Final = 16
 """The rows, columns and depth of the squares that tensor cores multiply."""
 WARP: Final = 32
-"""The threads of a warp."""
+"""The number of threads in a warp."""
 
 # Bytes of an element of an operand (float16) and of a result (float32).
 _BYTES: Final = 2

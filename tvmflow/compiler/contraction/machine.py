@@ -50,7 +50,7 @@ _PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache.
 L1_BYTES: Final = 1 << 15
-# The fewest ways of second-level caches; those of CPUs with AVX-512 have 8 to 16.
+# The minimum number of ways of second-level caches; those of CPUs with AVX-512 have 8 to 16.
 _L2_WAYS: Final = 8
 FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
@@ -200,9 +200,9 @@ class ByElementCosts(NamedTuple):
 BY_ELEMENT: Final = ByElementCosts()
 
 OPERAND_REGISTERS: Final = 4
-"""The registers that a tile leaves for operands."""
+"""The number of registers that a tile leaves for operands."""
 MIN_ACCUMULATORS: Final = 8
-"""Accumulators that keep two pipelines with a latency of four cycles busy."""
+"""The number of accumulators that keep two pipelines with a latency of four cycles busy."""
 MIN_ACCUMULATORS_BY_ELEMENT: Final = 10
 """The same for by-element instructions, which need more while operands are loaded."""
 MIN_ACCUMULATORS_WITHOUT_FMA: Final = 4
@@ -308,12 +308,12 @@ class CpuModel(NamedTuple):
 
     @property
     def cached_weight_bytes(self) -> int:
-        """The bytes of weights that stay in the second-level cache while data pass through it."""
+        """The number of bytes of weights that stay in the second-level cache while data pass through it."""
         return self.l2_bytes * 3 // 4
 
     @property
     def cached_data_bytes(self) -> int:
-        """The bytes of data that stay in the second-level cache while weights pass through it."""
+        """The number of bytes of data that stay in the second-level cache while weights pass through it."""
         return self.l2_bytes // 2
 
     def evicts(self, stride: int, count: int) -> bool:

@@ -26,7 +26,7 @@ _MULTIPLY: Final = "relax.multiply"
 _CONVERSIONS: Final = ir.operators("astype dequantize")
 # Operators that norm folding and the importer insert between converted weights and a convolution.
 _MOVES: Final = ir.operators("multiply permute_dims reshape expand_dims")
-# The most elements of an identity kernel, a diagonal of ones, which adds the data themselves.
+# The maximum number of elements of an identity kernel, a diagonal of ones, which adds the data themselves.
 _MAX_ONES: Final = 1 << 22
 
 

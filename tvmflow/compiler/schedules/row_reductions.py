@@ -37,7 +37,7 @@ from tvmflow.compiler.schedules.elementwise import (
 # Limits of the columns of a part: results must stay in the first-level cache, and cache lines be read whole.
 _MAX_COLUMNS: Final = 512
 _MIN_COLUMNS: Final = 64
-# The most columns of a part if they cannot be divided.
+# The maximum number of columns of a part if they cannot be divided.
 _MAX_UNDIVIDED: Final = 4096
 # The loops over rows, vectors and lanes.
 _JOINED_LOOPS: Final = 3
@@ -271,7 +271,7 @@ def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
 def _choose_columns(
     shape: Sequence[int], reduced: int, length: int, cpu: CpuModel
 ) -> _Columns | None:
-    """Return the most columns of a part whose data stay in the cache; None if no part is suitable.
+    """Return the maximum number of columns in a part whose data stay in the cache; None without one.
 
     `reduced` is the position of the reduced axis in the data; `shape` has the data's other axes.
     """

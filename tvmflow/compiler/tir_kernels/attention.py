@@ -170,7 +170,7 @@ class _Emitter:
 
 # At most this many queries read keys and values in place: packing costs about as much as reading them three times.
 _MAX_DIRECT_QUERIES: Final = 4
-# The most heads with shared keys and values whose scores are computed together in registers.
+# The maximum number of heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
 # A score to which a mask adds at most this number has a weight of 0; masks contain -∞ or the lowest numbers.
 _HIDDEN: Final = -1e30

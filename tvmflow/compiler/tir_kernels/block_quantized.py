@@ -39,14 +39,14 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic
 from tvmflow.graph.ir_operators import BlockQuantizedWeights
 
 WORD_BITS: Final = 32
-"""The bits of the words in which weights are read."""
-# The most columns of a tile, whose words are contiguous.
+"""The number of bits in the words in which weights are read."""
+# The maximum number of columns of a tile, whose words are contiguous.
 _TILE_COLUMNS: Final = 64
 
 _FLOAT: Final = "float32"
 # The upper half of a word is shifted down by this many bits, so that both halves use the same masks.
 _HALF_BITS: Final = 16
-# The most rows of a register tile, which share each dequantized weight in a register.
+# The maximum number of rows of a register tile, which share each dequantized weight in a register.
 _MAX_TILE_ROWS: Final = 4
 # The number of terms in an int8 dot product.
 _TERMS: Final = 4

@@ -409,7 +409,7 @@ def _crop(shape: Sequence[IrSize], computed: Any, name: str) -> Any:
 # the lanes of the result. Data have the dtype that the instruction takes.
 
 _DYNAMIC_TILE: Final = 8
-"""The rows of a tile if the number of rows is dynamic."""
+"""The number of rows in a tile if the number of rows is dynamic."""
 
 
 class Products(NamedTuple):

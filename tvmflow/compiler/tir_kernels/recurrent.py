@@ -49,7 +49,7 @@ _ACCUMULATORS: Final = 8
 _SUMS_OF_LANES: Final = 16
 # Sequences of a batch that share each load of the weights.
 _MAX_ROWS: Final = 4
-# The fewest multiplications for parallel execution: over groups in all steps, and over tiles in one step.
+# The minimum number of multiplications for parallel execution: over groups in all steps, and over tiles in one step.
 _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 17
 

@@ -164,7 +164,7 @@ def convert_affine_grid(node: NodeToConvert) -> Any:
 # ---------------------------------------------------------------- sequences
 
 
-# The most parts of a split: each part becomes an operator of the imported model.
+# The maximum number of parts of a split: each part becomes an operator of the imported model.
 _MAX_PARTS: Final = 4096
 
 
@@ -442,7 +442,7 @@ def convert_col2im(node: NodeToConvert) -> Any:
 
 # The opset in which RoiAlign's default became the half-pixel coordinate transformation.
 _ALIGNED_REGIONS: Final = 16
-# The most samples of a bin along an axis: more would make the unrolled kernel too long.
+# The maximum number of samples of a bin along an axis: more would make the unrolled kernel too long.
 _MAX_SAMPLES: Final = 4
 # The square of this limit fits into 32 bits.
 _MAX_COUNTED_SAMPLES: Final = 1 << 15

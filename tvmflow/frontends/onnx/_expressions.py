@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from tvm import te, tirx
 
 MAX_WINDOW: Final = 1 << 24
-"""The most elements of a window whose maximum has an index; float32 holds integers up to it exactly."""
+"""The maximum number of elements in a window whose maximum has an index: exact in float32."""
 
 MAX_DETERMINANT_ROWS: Final = 16
-"""The most rows of a matrix with a determinant: each row adds four loops to the kernel."""
+"""The maximum number of rows of a matrix with a determinant: each row adds four loops to the kernel."""
 
 
 def _limit(index: Any, size: Any) -> Any:

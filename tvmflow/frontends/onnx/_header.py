@@ -66,13 +66,13 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
 }
 _GRAPH: Final = 7
 MAX_NODES: Final = 100_000
-"""The most nodes of a model, over all graphs and functions: TVM would take hours for more."""
+"""The maximum number of nodes in all graphs and functions of a model: TVM takes hours for more."""
 
 MAX_WEIGHTS: Final = 100_000
-"""The most weights of a model."""
+"""The maximum number of weights of a model."""
 
-# The most messages (nodes, attributes, tensors, …) and fields, over all graphs and functions. The shortest message
-# takes 2 bytes in a file, but some 200 bytes in protobuf's memory.
+# The maximum number of messages (nodes, attributes, tensors, …) and fields, over all graphs and functions. The
+# shortest message takes 2 bytes in a file, but some 200 bytes in protobuf's memory.
 _MAX_MESSAGES: Final = 800_000
 _MAX_FIELDS: Final = 2_000_000
 

@@ -381,7 +381,7 @@ _OLDEST_SCAN_OPSET: Final = 9
 # From this opset on, Unsqueeze takes its axes as an input.
 _AXES_INPUT_OPSET: Final = 13
 MAX_UNROLLED_NODES: Final = 4096
-"""The most nodes of one unrolled loop: more take minutes to compile."""
+"""The maximum number of nodes of one unrolled loop: more take minutes to compile."""
 
 # The same limit for all loops of a model, because nested loops multiply.
 _MAX_UNROLLED_NODES: Final = 4 * MAX_UNROLLED_NODES

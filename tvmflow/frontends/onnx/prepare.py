@@ -191,9 +191,9 @@ _AS_LARGE_AS_INPUTS: Final = frozenset(
     "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
 )
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
-# The most elements in all constants of a model together, because protobuf's limit is 2 GiB.
+# The maximum number of elements in all constants of a model together, because protobuf's limit is 2 GiB.
 _MAX_HELD_ELEMENTS: Final = 1 << 27
-# The most elements of one constant that the library computes, or that TVM's importer computes.
+# The maximum number of elements of one constant that the library computes, or that TVM's importer computes.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
 _MAX_SHAPE_ELEMENTS: Final = 1024
@@ -494,7 +494,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     bypass_copies,
     drop_dead_nodes,
 )
-# The most rounds. To this, one per fused operator is added, which may wait for a shape or type from another one.
+# The maximum number of rounds, plus one per fused operator: it may wait for a shape or type from another operator.
 _MAX_ROUNDS: Final = 16
 
 

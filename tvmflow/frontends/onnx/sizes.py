@@ -24,7 +24,7 @@ from tvmflow.graph.dynamic_shapes import NoSize, same_sizes
 from tvmflow.graph.ir import OPAQUE
 
 _MAX_ELEMENTS: Final = 1024
-# The most terms of an expression; expressions in real models have fewer than ten.
+# The maximum number of terms of an expression; expressions in real models have fewer than ten.
 _MAX_TERMS: Final = 100
 
 

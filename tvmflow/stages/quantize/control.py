@@ -40,7 +40,7 @@ _CERTAINTY: Final = 4.0
 _RETRIES: Final = 8
 # Outputs of the float model are kept up to this total size; further ones are computed again.
 _KEPT_BYTES: Final = 1 << 26
-# The most layers that a message names.
+# The maximum number of layers that a message names.
 _NAMED: Final = 5
 
 TOO_HARMFUL: Final = "costs too much accuracy"

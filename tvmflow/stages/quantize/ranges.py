@@ -20,7 +20,7 @@ Method = Literal["minmax", "percentile", "entropy", "mse"]
 _BINS: Final = 8192
 # The binary exponent of the narrowest bin: the smallest denormal float32 has a bin of its own.
 _MIN_EXPONENT: Final = -149
-# The bits of a float32 mantissa: near the largest value, narrower bins would not separate any values.
+# The number of bits in a float32 mantissa: near the largest value, narrower bins would not separate any values.
 _PRECISION_BITS: Final = 24
 # Larger values are infinity in float32.
 _LARGEST: Final = float(np.finfo(np.float32).max)
@@ -45,7 +45,7 @@ _RARE: Final = 16
 _OCTAVES: Final = 12
 _REFINED: Final = 16
 _ROUNDS: Final = 2
-# Terms of the logarithm's series: further ones are below the precision of float64.
+# The number of terms in the logarithm's series: further ones are below the precision of float64.
 _LOG_TERMS: Final = 12
 _LN2: Final = 0.6931471805599453
 _ROOT_HALF: Final = 0.7071067811865476

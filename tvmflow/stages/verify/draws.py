@@ -62,7 +62,7 @@ _FOR_BRANCHES: Final = (
 )
 # The largest magnitude of integers without a range; 8-bit integers may have any value.
 _LARGEST_INTEGER: Final = 1000
-# The most batches of a recipe's samples whose branches are observed.
+# The maximum number of batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
 # This many batches give enough values of each class to detect a scaled class.
 _REPEATS: Final = 64

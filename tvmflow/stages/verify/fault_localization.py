@@ -174,7 +174,7 @@ def _copy(operand: Any) -> Any:
 _log = logging.getLogger(__name__)
 
 _MAX_WEIGHT_BYTES: Final = 1 << 30
-# The most inner tensors that one build returns: more would change how the model is fused.
+# The maximum number of inner tensors that one build returns: more would change how the model is fused.
 _TENSORS_AT_ONCE: Final = 32
 _HOST: Final = {"kind": "llvm"}
 # A relative change of a few float32 roundings.

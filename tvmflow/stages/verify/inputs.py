@@ -361,7 +361,7 @@ _DRAWS: Final = 64
 _SWEPT: Final = 512
 _SWEPT_ELEMENTS: Final = 2**26
 _LARGEST_REMAINDERS: Final = 64
-# The most elements of all tensors of a model together: 4 GB of float32 if all were in memory at once.
+# The maximum number of elements of all tensors of a model together: 4 GB of float32 if all were in memory at once.
 _MAX_ELEMENTS: Final = 2**30
 
 

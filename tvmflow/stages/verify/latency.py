@@ -70,7 +70,7 @@ MIN_SECONDS_PER_REPEAT: Final = 0.02
 # With many sizes, each is measured briefly: this many repeats, or a single call if it takes longer than `_LONG_CALL_S`.
 _BRIEF_REPEATS: Final = 5
 _LONG_CALL_S: Final = 0.5
-# The most rounds of a profile. Each round has profiled calls, and this many plain calls.
+# The maximum number of rounds of a profile. Each round has profiled calls, and this many plain calls.
 _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
 # Profiling ends when shares vary by no more than this: reports show whole percents.
@@ -82,8 +82,8 @@ _MAX_PAIRS: Final = 64
 # more pairs would only make the ratio more precise.
 _REFERENCE_PAIRS: Final = 5
 _SECONDS_PER_REFERENCE: Final = 1.0
-# The fewest rounds of a profile, and the seconds after which no further round starts: with long calls, the shares
-# of kernels agree after few rounds.
+# The minimum number of rounds of a profile, and the seconds after which no further round starts: with long
+# calls, the shares of kernels agree after few rounds.
 _MIN_PROFILE_ROUNDS: Final = 3
 _SECONDS_PER_PROFILE: Final = 1.0
 

@@ -90,7 +90,7 @@ _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
 # For a single call, more threads than this do not pay off; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
-# The bytes of a context on a microcontroller, besides its tensors; the runtime checks that they suffice.
+# The size of a context on a microcontroller without its tensors, in bytes; the runtime checks that it suffices.
 _CONTEXT_BYTES: Final = 512
 # The bytes, with padding, of each value that depends on dynamic sizes.
 _VALUE_BYTES: Final = 64
