@@ -465,7 +465,9 @@ def _format_integrity(checked: IntegrityReport, trials: Sequence[str]) -> Iterat
             finding.reason for finding in checked.findings
         ),
         "run the recipes again to make the missing results": bool(checked.findings),
-        "the next tuning measures what it lacks; all other trials stay in use": bool(trials),
+        "the next `tune` stage measures what is missing; all other trials stay in use": bool(
+            trials
+        ),
     }
     if problems := len(checked.findings) + len(trials):
         yield f"{total}; {count_text(problems, 'problem')} found"

@@ -105,8 +105,8 @@ def keep_dynamic_indices_on_stack(bind: tirx.Bind) -> Any:
 
 
 # ---------------------------------------------------------------- float16 conversions
-# Conversions of float16 by integer operations, for CPUs without instructions for them. Otherwise LLVM calls a function
-# for each element, and does not terminate for some vectors of WebAssembly (LLVM 22).
+# Conversions of float16 by integer operations, for CPUs without instructions for them. LLVM itself would call a
+# function for each element, and does not terminate for some vectors of WebAssembly (LLVM 22).
 
 _FLOAT16: Final = "float16"
 _FLOAT32: Final = "float32"

@@ -67,7 +67,7 @@ class LoweringContext:
     def winograd_tiles(self) -> tuple[int, ...]:
         """The Winograd tile sizes that each layer may have; none if all convolutions are direct.
 
-        By default, large tiles need full float32 precision or a CPU with by-element FMA. Otherwise a recipe has to
+        By default, large tiles are used only with full float32 precision, or on CPUs with by-element FMA. A recipe can
         request them.
         """
         if self.cpu is None:

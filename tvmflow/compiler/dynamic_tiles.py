@@ -677,7 +677,7 @@ def _with_rows(
 ) -> Any:
     """Return the body of a tile of this many rows from `first` on; rows beyond the end repeat the last.
 
-    `terms` maps the variables of loops over rows to the condition and the number of rows left.
+    `terms` maps the variable of each loop over rows to its bounds check and to the number of rows left.
     """
 
     def shorten(loop: tirx.For) -> tirx.For:

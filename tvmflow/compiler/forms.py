@@ -83,7 +83,7 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
             library = inputs.model._replace(mod=mod, target=target).compile()
         except Exception as error:
             raise _unsupported_in_c(last_line(error)) from error
-    copy_object_files(library, folder)
+    export_object_files(library, folder)
     from tvm_ffi import libinfo
 
     includes = [Path(tvm.__file__).parent / "include", Path(libinfo.find_include_path())]
@@ -177,7 +177,7 @@ def write_object_files(model: ScheduledModel, folder: Path) -> None:
         elf.write_data(output, Path(workspace, "lib0.o"), _SYMBOL, pieces)
         return str(output)
 
-    copy_object_files(compiled, folder, fpack_imports=pack)
+    export_object_files(compiled, folder, fpack_imports=pack)
 
 
 def _compile_kernels(
@@ -222,7 +222,7 @@ def copy_objects_of(
     `prefix` is the prefix of a system library; empty for other libraries.
     """
     if ir.list_kernels(mod):
-        copy_object_files(library, folder)
+        export_object_files(library, folder)
         return
     host = json.dumps({"kind": "llvm", "mtriple": cpu_triple(target.export())})
 
@@ -232,12 +232,12 @@ def copy_objects_of(
         make_object(module, bool(prefix), host, prefix).write_to_file(output)
         return output
 
-    copy_object_files(library, folder, fpack_imports=pack)
+    export_object_files(library, folder, fpack_imports=pack)
     # TVM writes this file for the module without kernels
     (folder / "lib0.c").unlink()
 
 
-def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
+def export_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:
     """Move a model's object or C files to a folder; `options` are passed to TVM's `export_library`."""
 
     def move(_output: str, files: list[str], **_: Any) -> None:

@@ -206,7 +206,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """Return a text as code in a line of Markdown, also in a cell of a table.
+    """Return a text as inline code for Markdown; it may be put into a table cell.
 
     >>> print(markdown_code("a/b"), markdown_code("a`|b"))
     `a/b` <code>a&#96;&#124;b</code>

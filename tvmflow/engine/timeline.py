@@ -308,7 +308,7 @@ def list_work(timeline: Timeline) -> dict[str, Work]:
             if need in seen:
                 continue
             seen.add(need)
-            # If stages ran again, a stage's first execution may precede the first one of a stage that it needs.
+            # After reruns, a stage may have first run before a stage that it needs.
             if need in work:
                 found[need] = None
             elif need not in seconds:

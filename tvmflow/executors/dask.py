@@ -118,7 +118,7 @@ class DaskExecutor:
         if "event" in message:
             stage.events.append(dict(message["event"]))
         else:
-            # dask adds a field `worker` with an address itself, so this one has another name.
+            # The key is not "worker": dask itself adds a field of that name, the worker's address.
             stage.workers.append(str(message["begun"]))
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:

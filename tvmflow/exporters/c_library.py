@@ -155,9 +155,9 @@ def write_library(
     headers: Path | None,
     code: Path | None = None,
 ) -> None:
-    """Write the files of a C library with a name in `names`; no header if `headers` is None.
+    """Write the files of a C library that `names` names, and the header unless `headers` is None.
 
-    `code` is a folder with C code and objects of the same model, to be reused.
+    `code` is a folder that keeps the C code and objects for further libraries of the model.
     """
     c_runtime.link(
         model,

@@ -138,7 +138,7 @@ def _export_params(built: BuiltModel, folder: Path) -> None:
 # ---------------------------------------------------------------- C source
 
 _C_README: Final = Path(__file__).with_name("c_source.md")
-# Precision -> a type that C does not have.
+# `kernels.precision` -> the element type that it needs and C lacks.
 _MISSING_TYPES: Final = {"mixed": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 # TVM's file name -> descriptive name.
 _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}

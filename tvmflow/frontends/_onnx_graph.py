@@ -117,7 +117,7 @@ class Graph:
         return Value(spec.name, self._see(shape), spec.dtype)
 
     def _see(self, sizes: Sequence[IrSize]) -> tuple[IrSize, ...]:
-        """Return sizes in the same form as equal sizes of earlier tensors."""
+        """Return sizes, each as the expression of an equal size seen earlier, and remember them."""
         return tuple(self.ranges.see([self.ranges.as_seen(size) for size in sizes]))
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:

@@ -137,7 +137,7 @@ def _keep_server() -> ForkServer:
 
 
 def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
-    """Read a file within limits; the entry point of a child.
+    """Read a file within limits. This is the entry point of a child process.
 
     `payload` has `reader` (as `module:name`) and `path`. The result has `facts`, `problem` or `errno`.
     """

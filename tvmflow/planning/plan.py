@@ -200,7 +200,7 @@ def _target_of(maker: str, target: Target) -> str:
 
 
 def list_known_tools(planned: PlannedRecipe) -> list[str]:
-    """Return the distributions that the stages of a recipe use for any target."""
+    """Return the distributions that the stages of a recipe use whatever the target is."""
     names = dict.fromkeys(added for name in planned.stages for added in _with_added(name))
     tools = (tool for name in names for tool in _tools(planned, None, STAGES[name].TRAITS))
     return list(dict.fromkeys(tools))

@@ -511,7 +511,7 @@ _MAX_OPENED: Final = 1000
 
 
 class Signature(NamedTuple):
-    """The inputs of a library, and its first output with the scores of the labels; None if unknown."""
+    """The inputs of a library, and its first output, the scores of the labels; each None if unknown."""
 
     inputs: tuple[TensorSpec, ...] | None = None
     scores: TensorSpec | None = None

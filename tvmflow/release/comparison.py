@@ -237,10 +237,10 @@ _EVERYWHERE: Final = "everywhere"
 
 
 class Figure(NamedTuple):
-    """A figure of a build before and after (None if unknown), also as text.
+    """A figure of a build before and after (None if unknown); `text` shows both.
 
     `what` is `latency` or `untuned` (seconds), `library` or `files` (bytes), `error`, `accuracy`, `result`, or
-    `tuned kernels`. Latencies have a judgement on the significance of the difference.
+    `tuned kernels`. `judgement`, for latencies only, says whether the difference is significant.
     """
 
     build: str

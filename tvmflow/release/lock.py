@@ -533,7 +533,7 @@ def import_lock(
 ) -> ImportResult:
     """Add the schedules of a lock file to a ledger, as trials of another device.
 
-    A `checker` applies each trace to its kernel first; otherwise the tuning does so.
+    A `checker` applies each trace to its kernel first; without one, the next `tune` stage does so.
 
     Raises:
         RecipeError: when it is not a valid lock file.

@@ -46,7 +46,7 @@ def _place(raw: Array, spec: TensorSpec) -> Array:
 class OutputArrays:
     """Arrays for one output, whose memory is reused once nothing refers to an array anymore.
 
-    Otherwise the system would reclaim the memory of a large array and provide zeroed pages for the next one. A page
+    Without reuse, the system would reclaim the memory of a large array and provide zeroed pages for the next one. A page
     fault for each page costs more than filling the pages. Smaller arrays are not aligned.
     """
 

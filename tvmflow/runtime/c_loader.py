@@ -98,7 +98,7 @@ class Options(ctypes.Structure):
 
 
 class _OptionsWithWeights(Options):
-    """`NAME_options` of the header of a library without weights, on systems that can map files."""
+    """`NAME_options` of a library with weights in a separate file, on systems that can map files."""
 
     _fields_ = (
         ("weights_file", ctypes.c_char_p),

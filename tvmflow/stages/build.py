@@ -379,7 +379,7 @@ class KernelCode(NamedTuple):
 
 
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
-    """Return the code of a kernel for `tvmflow show kernel`: the entry point of a child.
+    """Return the code of a kernel for `tvmflow show kernel`. This is the entry point of a child process.
 
     `payload` has `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, `with_assembly`, and
     `with_candidates`.

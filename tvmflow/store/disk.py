@@ -26,7 +26,7 @@ from tvmflow.core.files import flush_file, read_regular, sync, temporary_name
 
 # The errors of reading a folder, a pipe, a loop of links, or a bad sector.
 _UNREADABLE = (errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.EIO)
-# How often to write a file again after another run swept its temporary file.
+# The most attempts to write a file whose temporary file other runs delete as a leftover.
 _ATTEMPTS = 5
 
 

@@ -175,7 +175,7 @@ _ARMV7_ANDROID: Final = EMULATED_ARCHS["armv7"]._replace(zig_target="arm-linux-m
 _SYSTEMS: Final = ("linux", "android")
 
 UNEMULATED_FEATURES: Final = frozenset(["avx512f"])
-"""CPU features that no CPU of qemu supports, by the Linux kernel's names."""
+"""CPU features that no CPU of qemu supports, named as in /proc/cpuinfo."""
 
 # The CPU of qemu that has all features that qemu can emulate.
 _MAX_CPU: Final = "max"

@@ -1,4 +1,4 @@
-"""CPU features by LLVM's and the Linux kernel's names, and ISA levels, which are sets of features."""
+"""CPU features, named as by LLVM and as in /proc/cpuinfo; ISA levels, which are sets of features."""
 
 from __future__ import annotations
 
@@ -131,18 +131,18 @@ def no_float16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
-    """Return the kernel's names of an LLVM feature; empty if it does not decide where code runs."""
+    """Return the /proc/cpuinfo names of an LLVM feature; empty if it does not decide where code runs."""
     return _TABLES.get(arch, {}).get(feature, ())
 
 
 def required_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
-    """Return the kernel's names, sorted, of all features that code with LLVM's `features` may use."""
+    """Return the sorted /proc/cpuinfo names of all features that code with LLVM's `features` may use."""
     names = {name for feature in features for name in kernel_feature_names(arch, feature)}
     return tuple(sorted(names))
 
 
 def list_kernel_names(arch: str) -> frozenset[str]:
-    """Return the kernel's names of all features that decide where code for an architecture runs."""
+    """Return the /proc/cpuinfo names of all features that decide where an architecture's code runs."""
     return frozenset(name for names in _TABLES.get(arch, {}).values() for name in names)
 
 
@@ -153,8 +153,7 @@ def list_kernel_names(arch: str) -> frozenset[str]:
 class IsaLevel(NamedTuple):
     """A set of CPU instructions: an LLVM CPU plus further features.
 
-    `flags` are the features, by the kernel's names, that code for this level may use and code for the previous level
-    may not.
+    `flags` are the features, named as in /proc/cpuinfo, that this level adds to the previous one.
     """
 
     arch: str
@@ -200,7 +199,7 @@ def sort_isa_levels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def flags_of(level: str) -> frozenset[str]:
-    """Return the features that code for a level may use, by the kernel's names."""
+    """Return the features that code for a level may use, named as in /proc/cpuinfo."""
     names, arch = list(LEVELS), LEVELS[level].arch
     known = (LEVELS[name] for name in names[: names.index(level) + 1])
     return frozenset(flag for each in known if each.arch == arch for flag in each.flags.split())

@@ -46,7 +46,7 @@ _GENERAL = ("i", "m", "a", "f", "d", "zicsr", "zifencei")
 class Host(NamedTuple):
     """The properties of this machine that matter to compiled code.
 
-    `arch`, `system` and `libc` are as in a `Platform`. `flags` are the CPU's features by the Linux kernel's names,
+    `arch`, `system` and `libc` are as in a `Platform`. `flags` are the CPU's features, named as in /proc/cpuinfo;
     empty if unknown. `reported` are the features whose presence or absence the system reports; None if it reports all.
     `capped_to` is the ISA level to which `TVMFLOW_CPU` limits the features.
     """
@@ -68,7 +68,7 @@ class Host(NamedTuple):
         return f"{self.arch}-{suffixes.get(self.system, f'linux-{libc}')}"
 
     def find_missing(self, features: Iterable[str]) -> list[str]:
-        """Return the given features (the kernel's names) that the CPU certainly lacks."""
+        """Return the given features (named as in /proc/cpuinfo) that the CPU certainly lacks."""
         absent = [name for name in features if name not in self.flags]
         if self.reported is None:
             return absent if self.flags else []
@@ -226,7 +226,7 @@ def _parse_riscv_isa(isa: str) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------- reported features
-# CPU features as macOS and Windows report them, by the Linux kernel's names.
+# CPU features that macOS and Windows report, named as in Linux's /proc/cpuinfo.
 #
 # Neither system reports all features, so a feature that is not reported may still be present.
 
@@ -239,7 +239,7 @@ _MACOS_X86: Mapping[str, str] = {
     "machdep.cpu.leaf7_features": "BMI1 BMI2 AVX2 RDSEED ADX AVX512F AVX512CD AVX512DQ AVX512BW AVX512VL",
     "machdep.cpu.extfeatures": "LZCNT",
 }
-# Words of macOS -> the Linux kernel's names, where these are not just the words in lower case.
+# Names in macOS -> names in /proc/cpuinfo, where these are not just the former in lower case.
 _RENAMED = {"SSE3": "pni", "SSE4.1": "sse4_1", "SSE4.2": "sse4_2", "AVX1.0": "avx", "LZCNT": "abm"}
 # An arm64 sysctl of macOS, 0 or 1 (Apple's "Determining instruction set characteristics") -> features.
 _MACOS_ARM: Mapping[str, tuple[str, ...]] = {

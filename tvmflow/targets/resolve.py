@@ -25,7 +25,7 @@ class ResolvedTarget(NamedTuple):
         name: As in the recipe; for a part, `<target>.<part>`.
         tvm: TVM's target without `num-cores`, because code does not depend on the number of threads.
         threads: The number of threads with which kernels are tuned and timed.
-        features: The CPU instructions that code may use, by the Linux kernel's names.
+        features: The CPU instructions that code may use, named as in /proc/cpuinfo.
         device: The device that measures: `kind`, and `class` if known.
         unrunnable_reason: Why this machine cannot run its code, or an empty string.
         remote: The address of devices behind RPC that tune it, or None.

@@ -59,7 +59,7 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 def thread_variables(count: int) -> dict[str, str]:
     """Return the environment in which TVM starts `count` threads on this process's usable CPUs.
 
-    Otherwise TVM ignores the affinity, and binds the threads of all processes to the machine's first CPUs.
+    By default, TVM ignores the affinity, and binds the threads of all processes to the machine's first CPUs.
     """
     return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}
 

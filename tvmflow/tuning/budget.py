@@ -317,7 +317,7 @@ class Budget:
 
 # Longer intervals between two trials separate two searches.
 _LONGEST_PAUSE_S: Final = 60.0
-# The pace of trials is known from this many intervals on.
+# The fewest intervals between trials that are enough to estimate their pace.
 _FEWEST_INTERVALS: Final = 8
 # A workload is searched again if its share of the model's time grew by more than this factor since its search ended:
 # the earlier search was for a larger model.

@@ -210,11 +210,13 @@ class _ForeignFile(Exception):
 
 
 class WorkloadLedger(WorkloadRecords):
-    """The file of one workload on one target, shared with other processes; has what was read so far.
+    """The ledger file of one workload on one target, shared with other processes.
+
+    The records are those read from the file so far.
 
     Attributes:
-        repairs: A sentence for each repaired damage in the file, up to a limit.
-        quarantined: How many lines were quarantined.
+        repairs: A sentence for each repair of the file, up to a limit.
+        quarantined: The number of quarantined lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -563,7 +565,7 @@ class TargetDescription(NamedTuple):
         """The thread count that kernels were measured with; None for a GPU."""
         return split_threads(self.target)[1]
 
-    def is_near(self, other: TargetDescription) -> bool:
+    def is_similar(self, other: TargetDescription) -> bool:
         """Return whether both have the same code, but another thread count or device."""
         codes = [
             (split_threads(entry.to_json()["target"])[0], entry.tvm) for entry in (self, other)

@@ -179,7 +179,7 @@ class LedgerCheck(NamedTuple):
 
 
 def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
-    """Read every line of every workload, and repair damage as a tuning does.
+    """Read every line of every workload, and repair damage as a `tune` stage does.
 
     It also quarantines trials whose TVM build is not their folder's. It reports folders with a wrong description, and
     does not touch the trials in them.
@@ -192,7 +192,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
             unusable_targets += 1
             findings.append(
                 f"{folder.path / 'about.json'}: {folder.problem}; "
-                "exports and imports leave this folder out until a tuning on its target puts it right"
+                "exports and imports leave this folder out until a `tune` stage on its target repairs it"
             )
         findings += _find_irregular_files(folder)
         for key, path in folder.workload_files():

@@ -1,6 +1,6 @@
-"""Share measured trials through a remote cache: a tuning begins with the trials of others.
+"""Share measured trials through a remote cache: a `tune` stage begins with the trials of others.
 
-The local ledger is authoritative: if packs in the remote cache get lost, the next tuning uploads its trials again.
+The local ledger is authoritative: if packs in the remote cache get lost, the next `tune` stage uploads its trials again.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class LedgerSync:
             value = json.loads(text)
             machine_class = MachineClass(value["tvm"], value["device"])
         except (ValueError, KeyError, TypeError) as damage:
-            # the next tuning offers the trials again
+            # the next `tune` stage queues these trials again
             _log.debug("a damaged item of the spool is dropped: %s", damage)
             return
         push_trials(self._client.connection, machine_class)

@@ -96,7 +96,7 @@ class Roofline(NamedTuple):
 
 
 def measure_peak(payload: Json, emit: Emit) -> Json:
-    """Measure a matmul for `target` in each core's L1 cache: the entry point of a child.
+    """Measure a matmul for `target` in each core's L1 cache. This is the entry point of a child process.
 
     Returns:
         `gflops`: The peak in GFLOPS; None for a target without a model of its CPU.
@@ -137,7 +137,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
 
 
 def measure_roofline(payload: Json, emit: Emit) -> Json:
-    """Measure the peak and the bandwidths: the entry point of a child.
+    """Measure the peak and the bandwidths. This is the entry point of a child process.
 
     `payload` has `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
 

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _FEWEST_TRIALS: Final = 8
 # Untuned kernels that take longer are timed once.
 _SLOW_S: Final = 0.1
-# Up to this many of the best schedules on near targets are measured first. A near target has the same code, but
+# Up to this many of the best schedules on similar targets are measured first. A similar target has the same code, but
 # another thread count or device, so its times are not valid here.
 _MAX_STARTING_POINTS: Final = 8
 # The cost of evolution depends on its population and not on the batch. With four candidates for each measured one, it
@@ -79,7 +79,7 @@ class Tuning:
         measurer: Measurer | None = None,
         measure_roofline: Callable[[], Roofline | None] = lambda: None,
     ) -> None:
-        """Prepare a tuning; `emit` takes an event after each trial."""
+        """Prepare the tuning of tasks; `emit` takes an event after each trial."""
         self._tasks = {task.key: task for task in tasks}
         self._options = options
         self._context = context
@@ -444,25 +444,25 @@ CheckTrials = Callable[[str, WorkloadLedger], None]
 
 
 class StartingPoints:
-    """The best trials of workloads on near targets.
+    """The best trials of workloads on similar targets.
 
     Attributes:
         measured: How many of these trials were measured on this target.
-        targets: Readable texts of the near targets that these trials are from.
+        targets: Readable texts of the similar targets that these trials are from.
     """
 
     def __init__(self, ledger: Ledger, check: CheckTrials) -> None:
-        self._near = list_near_targets(ledger)
+        self._similar = list_similar_targets(ledger)
         self._check = check
         self._origins: dict[str, str] = {}
         self.measured = 0
         self.targets: list[str] = []
-        _log.debug("near targets: %s", [folder.text for folder in self._near])
+        _log.debug("similar targets: %s", [folder.text for folder in self._similar])
 
     def find(self, key: str, mod: str) -> list[Trial]:
-        """Return the best trials of a workload, with the nearest target's first."""
+        """Return the best trials of a workload, with the most similar target's first."""
         best: dict[str, Trial] = {}
-        for folder in self._near:
+        for folder in self._similar:
             trials = WorkloadLedger(folder.path / f"{key}.jsonl")
             if len(trials):
                 self._check(mod, trials)
@@ -479,7 +479,7 @@ class StartingPoints:
                 self.targets.append(self._origins[trial_id])
 
 
-def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
+def list_similar_targets(ledger: Ledger) -> list[TargetFolder]:
     """Return the targets with the same code; same devices first, then by similar thread count."""
     folders = list_target_folders(ledger.folder.parent)
     own = next((folder.description for folder in folders if folder.path == ledger.folder), None)
@@ -490,12 +490,12 @@ def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
         ratio = (other.threads or 1) / (own.threads or 1)
         return other.device != own.device, abs(math.log2(ratio))
 
-    near = [
+    similar = [
         (distance(folder.description), folder.key, folder)
         for folder in folders
-        if folder.description is not None and folder.description.is_near(own)
+        if folder.description is not None and folder.description.is_similar(own)
     ]
-    return [folder for _, _, folder in sorted(near)]
+    return [folder for _, _, folder in sorted(similar)]
 
 
 # ---------------------------------------------------------------- proposals
@@ -533,7 +533,7 @@ def make_cost_model(kind: str) -> Any:
 class Proposals:
     """The search for one workload: proposes new schedules and learns from measured ones.
 
-    It begins with the best schedules on near targets. If a schedule rule fits the kernel, only the rule's candidates
+    It begins with the best schedules on similar targets. If a schedule rule fits the kernel, only the rule's candidates
     follow, ranked by estimated cost. For other kernels, MetaSchedule proposes random schedules, then evolves them.
     Evolution needs a measured population: without one, the same result costs forty times as much. MetaSchedule fails
     on loops of dynamic extents (apache-tvm 0.27).
@@ -554,7 +554,7 @@ class Proposals:
         """Prepare the search for a saved module.
 
         `find_cost_model` returns MetaSchedule's cost model, which all workloads share; it is None for a workload with
-        dynamic shapes. `starting_points` are trials on near targets.
+        dynamic shapes. `starting_points` are trials on similar targets.
         """
         import tvm
         from tvm.s_tir import meta_schedule as ms

@@ -1,4 +1,4 @@
-"""The options, the facts and the clock of a tuning, and the phases of its child processes."""
+"""The options, facts and clock of a `tune` stage, and the phases of its child processes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TuneFacts(NamedTuple):
         known: How many trials of the workloads the ledger has.
         threads: The number of threads that kernels ran with; None if nothing was measured.
         usable_cpus: How many CPUs of this machine the run might use.
-        starting_points: How many measured schedules came from near targets.
+        starting_points: The number of measured schedules from similar targets.
         spent_s: The seconds of the budget that this search and earlier ones took.
         gain: The speedup `found`, estimated from the best trials, and the speedup `possible` at the roofline; empty
             if a time is unknown.

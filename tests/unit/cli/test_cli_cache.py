@@ -145,7 +145,7 @@ def test_verify_says_of_damaged_trials_that_no_result_is_missing(
     code, out, _ = answer(capsys, "verify")
     assert (code, "one line was quarantined (unreadable" in out) == (1, True)
     assert out.endswith(
-        "  fix: the next tuning measures what it lacks; all other trials stay in use\n"
+        "  fix: the next `tune` stage measures what is missing; all other trials stay in use\n"
     )
 
 

@@ -218,7 +218,7 @@ def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() ->
     assert seen[1:3] == [
         "scores, the scores of an index, agrees with ORT (largest error: absolute 0, relative 0, 0 of the largest "
         "value); the library has the same bits in its memory",
-        "best reaches 3 of 10 classes",
+        "best takes 3 of 10 possible values",
     ]
     unseen = verify.describe(
         verdict(index_inputs={"scores": {**GOOD, "seen": False}}), KnownFacts()

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.search import StartingPoints, list_near_targets
+from tvmflow.tuning.search import StartingPoints, list_similar_targets
 from tvmflow.tuning.trials import Trial
 
 KEY = "a" * 64
@@ -24,14 +24,14 @@ def ledger(
 
 
 def test_near_targets_have_the_same_code_and_the_nearest_comes_first(tmp_path: Path) -> None:
-    """This device before others, then by the ratio of threads; another CPU or TVM build is not near."""
+    """This device before others, then by the ratio of threads; another CPU or TVM build is not similar."""
     own = ledger(tmp_path, 4)
     here, fewer = ledger(tmp_path, 8), ledger(tmp_path, 1)
     other_device = ledger(tmp_path, 4, device="other")
     ledger(tmp_path, 2, mcpu="x86-64-v2")
     ledger(tmp_path, 2, tvm="2")
-    near = [folder.path for folder in list_near_targets(own)]
-    assert near == [here.folder, fewer.folder, other_device.folder]
+    similar = [folder.path for folder in list_similar_targets(own)]
+    assert similar == [here.folder, fewer.folder, other_device.folder]
 
 
 def test_the_best_trials_of_near_targets_come_first_and_are_counted(tmp_path: Path) -> None:
@@ -53,4 +53,4 @@ def test_an_old_ledger_keeps_its_place(tmp_path: Path) -> None:
     """The number of threads is where the number of cores was: trials of earlier versions are found."""
     old = Ledger.open(tmp_path, TARGET, "1", DEVICE)
     assert ledger(tmp_path, 2).folder == old.folder
-    assert list_near_targets(old) == []
+    assert list_similar_targets(old) == []

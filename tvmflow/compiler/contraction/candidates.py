@@ -497,9 +497,10 @@ def measure_overlap(padded: int, extent: int) -> tuple[int, int]:
 
 
 def _measure_imbalance(window: Window, rows: int, cores: int) -> float:
-    """Return the time of windows of this many rows, relative to perfectly balanced cores.
+    """Return the time with windows of this many rows, relative to perfectly balanced cores.
 
-    This is the mean over images from half of the height to all of it. The last window ends with the image.
+    This is the mean over all heights from half of `window.height` to all of it. A partial last window counts as a whole
+    one.
     """
     parts, height = window.parts, window.height
     heights = range(-(-height // 2), height + 1)

@@ -435,7 +435,7 @@ class _Family(NamedTuple):
     cores: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
-# Where LLVM prefers 256 bits, a CPU lowers its clock for wider vectors.
+# `full_vector_cost` of CPUs with LLVM's `prefer-256-bit`, which lower their clock for 512-bit vectors.
 _LOW_CLOCK_COST: Final = 1.25
 # These cores multiply one 128-bit vector a cycle (Arm's software optimization guides).
 _ONE_MULTIPLICATION: Final = {"issue_time": 0.6}

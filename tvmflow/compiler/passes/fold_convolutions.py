@@ -50,7 +50,10 @@ class _Term(NamedTuple):
     gaps: Sequence[int]
 
     def find_offsets(self, other: _Term) -> list[int] | None:
-        """Return another term's kernel offset along each axis; None for other pixels, or other data."""
+        """Return the offset of another term's kernel in this one along each axis; None if it does not fit.
+
+        A kernel fits if it reads the same data, and only pixels that this one reads.
+        """
         if not self.data.same_as(other.data):
             return None
         offsets = []

@@ -72,7 +72,10 @@ def log_softmax(x: Any, axis: int) -> Any:
 
 
 def _exponentiate(x: Any, axis: int, name: str) -> tuple[Callable[[Any], Any], Any, Any, Any]:
-    """Return the function that drops the axis from indices, maxima, exponentials, and their totals."""
+    """Return a function that drops the axis from an index, and three values of each row.
+
+    These are the maxima, the exponentials exp(x − maximum), and the sums of the exponentials.
+    """
     axis %= len(x.shape)
 
     def row(position: Sequence[Any]) -> list[Any]:

@@ -128,7 +128,7 @@ class _Lowering:
         bias, product_bias = self._biases()
         has_peepholes = is_lstm and _is_given(operands.peepholes)
         gates_of_peepholes = [operator.directions, 3]
-        # dot products have their own rounding
+        # int8 dot products round the state themselves, so they do not read `rounding`
         has_rounding = _is_given(operands.rounding) and self._layer.dots is None
         inputs = RecurrentInputs(
             projected=self._project(bias),

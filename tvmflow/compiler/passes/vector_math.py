@@ -367,7 +367,7 @@ _HALF_TURN: Final = (1.5707963705062866, 4.371139000186241e-8)
 
 
 def _with_sign_of(x: Any, size: Any) -> Any:
-    """Return `size`, which is not negative, with the sign of `x`, also of -0."""
+    """Return the nonnegative `size` with the sign bit of `x`, as C's copysign does."""
     sign = tirx.reinterpret("int32", x) & tirx.const(-(2**31), "int32")
     return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", size) | sign)
 

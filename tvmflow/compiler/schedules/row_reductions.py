@@ -112,7 +112,7 @@ def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
     """Merge the vector loop of a step with the partial sums of the next step that reads its results.
 
-    Otherwise a load at the end of a row may overlap two vectors that were just stored, which is slow.
+    With separate loops, a load at the end of a row may overlap two vectors that were just stored, which is slow.
     """
     for before, step in itertools.pairwise(steps):
         block, reduction = before.block, step.block

@@ -62,7 +62,7 @@ _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F
 # The highest bits of four bytes, as a signed integer.
 _SIGNS: Final = 0x80808080 - (1 << WORD_BITS)
-# The largest value that data are rounded to; the same for the highest of several limbs.
+# The largest magnitude of data rounded to one int8, and of the highest limb of data split into several.
 _LARGEST: Final = 127
 _LARGEST_LIMB: Final = 63
 # With this many int8 limbs, results are as exact as with float32 data.

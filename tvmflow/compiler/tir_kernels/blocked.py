@@ -278,7 +278,7 @@ def _find_source(block: Any, pixel: Any, strides: Sizes, offsets: Sizes) -> tupl
 
 
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return a plain image of few channels; the channels of `x` are grouped by pixel (y mod s, x mod t)."""
+    """Return a plain image whose pixel (y, x) comes from channel group (y mod s, x mod t) of `x`."""
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
         source, phase = _find_source(0, pixel, strides, offsets)

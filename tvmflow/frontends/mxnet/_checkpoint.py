@@ -300,7 +300,7 @@ class _Reader:
         return self._data[self.position - size : self.position]
 
     def number(self, code: str, what: str) -> int:
-        """Return the next number; `code` is its `struct` format."""
+        """Return the next number; `code` is its `struct` format character."""
         return self.numbers(code, 1, what)[0]
 
     def numbers(self, code: str, count: int, what: str) -> tuple[int, ...]:

@@ -263,7 +263,7 @@ class CustomReferences:
 
         body: dict[str, Any] = {
             "op_domain": use.operator.domain,
-            # Otherwise the evaluator would use the schema of a standard operator with this name.
+            # Without this, the evaluator would use the schema of a standard operator with this name.
             "op_schema": None,
             "_load_attributes": load_attributes,
             "run": run,

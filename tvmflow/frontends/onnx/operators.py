@@ -118,7 +118,7 @@ def _find_zero_count(node: NodeProto, known: KnownValues) -> str:
 def _case(
     text: str, applies: Callable[[NodeProto], object]
 ) -> Callable[[NodeProto, KnownValues], str]:
-    """Return a function that returns the text for nodes to which `applies`, else an empty string."""
+    """Return a function of a node that returns `text` if `applies(node)`, else an empty string."""
     return lambda node, _: text if applies(node) else ""
 
 

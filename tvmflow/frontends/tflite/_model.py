@@ -54,7 +54,7 @@ class Table:
         self._size = _read(data, self._fields, "H")
 
     def number(self, number: int, code: str, default: float = 0) -> Any:
-        """Return the number in a field, of the `struct` type `code`."""
+        """Return the number in a field; `code` is its `struct` format character."""
         place = self._place(number)
         return default if place is None else _read(self._data, place, code)
 
@@ -71,7 +71,11 @@ class Table:
             yield Table(self._data, self._target(start + 4 * index), self._budget)
 
     def numbers(self, number: int, code: str, limit: int) -> tuple[Any, ...]:
-        """Return a vector of numbers of the `struct` type `code`; NotAModel for more than `limit`."""
+        """Return a vector of numbers; `code` is a `struct` format character.
+
+        Raises:
+            NotAModel: The vector has more than `limit` numbers.
+        """
         size = struct.calcsize(code)
         start, count = self.span(number, size)
         if count > limit:

@@ -438,7 +438,7 @@ def list_tables(model: FloatModel) -> tuple[Table, ...]:
     return tuple(
         Table(node or weights[var], weights[var])
         for var, node in found.items()
-        if var not in others and _has_numbers_of_one_size(model.params[weights[var]])
+        if var not in others and _is_accurate_in_8_bits(model.params[weights[var]])
     )
 
 
@@ -500,7 +500,7 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
     return table if len(shape) == _RANK and shape[1] > 1 else None
 
 
-def _has_numbers_of_one_size(table: Array) -> bool:
+def _is_accurate_in_8_bits(table: Array) -> bool:
     """Return whether rounding each row to 8 bits keeps at least half of its nonzero values.
 
     False for attention masks, whose large values stand for infinity: the step becomes larger than most values.

@@ -64,13 +64,13 @@ _FOR_BRANCHES: Final = (
 _LARGEST_INTEGER: Final = 1000
 # The maximum number of batches of a recipe's samples whose branches are observed.
 _MAX_OBSERVED: Final = 8
-# This many batches give enough values of each class to detect a scaled class.
+# Together, this many batches have enough values of each channel to detect a scaled one.
 _REPEATS: Final = 64
 # Repeats are drawn only for models whose tensors have at most this many elements: they take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
 # The tolerance for repeats. It is coarse, because in many batches some outputs are small by chance.
 _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)
-# The most draws for outputs that are indices, and the most consecutive draws that reach no new class.
+# The most draws for outputs that are indices, and the most consecutive draws that give no new index.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
 # The first seed of repeats; other draws have smaller seeds.
@@ -176,7 +176,7 @@ class RandomDraws:
         self._can_add = self._is_random and bool(feed)
 
     def draw_repeats(self, more: MoreDraws, elements: int, tolerance: Tolerance) -> MoreDraws:
-        """Add repeats for a small model, whose classes have too few values in the samples."""
+        """Add repeats for a small model, whose channels have too few values in the samples."""
         if tolerance.slice_scale is None or not more.names or not self._can_add:
             return more
         if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
@@ -231,7 +231,7 @@ class RandomDraws:
         )
 
     def reach_more(self, indices: Sequence[str], *, can_settle_ties: bool) -> None:
-        """Draw more random inputs for outputs that are `indices`, and keep inputs that reach new classes.
+        """Draw more random inputs for outputs that are `indices`, and keep inputs that give new indices.
 
         Without `can_settle_ties`, no large inputs are drawn: their sigmoids are all 1, so a library whose sigmoids
         differ in the last bit would be rejected.

@@ -106,7 +106,7 @@ class IndexCheck:
     def describe(
         self, outputs: Sequence[Mapping[str, Array]], verdict: Mapping[str, OutputComparison]
     ) -> None:
-        """Add to the verdict the number of classes of each index, and how many ties were settled."""
+        """Add to the verdict how many values each index can have, and how many ties were settled."""
         changed = self.settle(outputs)
         for name, index in self._indices.items():
             pairs = zip(changed, outputs, strict=True)

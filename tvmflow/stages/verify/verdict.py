@@ -126,9 +126,9 @@ class OutputComparison(TypedDict, total=False):
         exceeded: The exceeded limits on all elements together, by name: `rms`, `scale`.
         worst: The index and both values of the mismatched element with the largest error.
         undetected: A wrong library that would pass: it returns `zeros`, ignores its `inputs`, or returns `anything`.
-        classes: The number of classes that an index selects from.
-        reached: How many different indices the samples give.
-        ties: How many indices differ only because their scores are equal within errors.
+        classes: The number of values that an index can have.
+        reached: The number of different indices that the samples give.
+        ties: The number of indices that differ only because their scores are equal within errors.
         seen: Whether the delivered library has this argmax input in its memory, bit for bit.
         is_missing: Whether the delivered library lacks it, although it computes the tensor with the same kernels.
     """

@@ -218,7 +218,7 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
         if "classes" in output:
             ties = output.get("ties", 0)
             tie_text = f"; {count_text(ties, 'index')} of equal scores" if ties else ""
-            yield f"{name} reaches {output['reached']} of {output['classes']} classes{tie_text}"
+            yield f"{name} takes {output['reached']} of {output['classes']} possible values{tie_text}"
 
 
 def _describe_deliveries(facts: Verdict) -> Iterator[str]:

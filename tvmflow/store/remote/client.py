@@ -228,7 +228,7 @@ class RemoteCacheClient:
 
 _log = logging.getLogger(__name__)
 
-# Uploads an item other than a result; gets the text that was noted with it.
+# Uploads a spooled item that is not a result; takes the text that the spool has for it.
 ItemHandler = Callable[[str], object]
 
 _PARALLEL_UPLOADS: Final = 4

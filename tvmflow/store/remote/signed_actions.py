@@ -206,7 +206,7 @@ def verify_action(
     if (name := find_invalid_name([file.name for file in action.files])) is not None:
         raise InvalidAction(f"it has a file with the name {name[:MAX_SHOWN]!r}")
     if action.payload == payload:
-        # Otherwise a newer version wrote it, and uploading it from here would not match its signatures.
+        # A different payload is a newer version's; uploading it from here would not match its signatures.
         action = action._replace(signatures=tuple(sealed["signatures"]))
     return VerifiedAction(action, signers, files)
 

@@ -85,16 +85,16 @@ class Backend(ABC):
         """
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why float16 weights would only slow a library; `features` are the Linux kernel's names."""
+        """Return why float16 weights would only slow a library; `features` are named as in /proc/cpuinfo."""
         # Every GPU has vector conversions of float16.
         return ""
 
     def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why kernels cannot compute in float16; `features` are the Linux kernel's names."""
+        """Return why kernels cannot compute in float16; `features` are named as in /proc/cpuinfo."""
         return self.NO_FLOAT16
 
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
-        """Return why kernels cannot multiply bfloat16; `features` are the Linux kernel's names."""
+        """Return why kernels cannot multiply bfloat16; `features` are named as in /proc/cpuinfo."""
         return self.NO_BFLOAT16
 
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:

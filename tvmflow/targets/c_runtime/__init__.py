@@ -43,7 +43,7 @@ _COPIED: Final = (
 # System -> code for shared libraries; programs get the same from Microsoft's C library or Android's compiler.
 _ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
-# A link to the shared library that the objects in a folder were linked to.
+# In a folder of objects: a symlink to the shared library that was linked from them, or a copy.
 _LINKED: Final = "linked"
 # Dispatches calls to an ISA level.
 _LEVELS: Final = "levels.c"

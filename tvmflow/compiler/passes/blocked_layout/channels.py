@@ -112,7 +112,7 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
     if same_sizes(before, after):
         return blocked_data
     if len(before) > 2 and same_in_ranges(before, after, rewriter.dimensions):
-        # equal sizes in other expressions: an elementwise copy, which is fused with its neighbors
+        # the sizes are equal but written differently: copy elementwise; the copy is fused with its neighbors
         source, shape = data, list(after)
         if blocked_data is not None:
             source, blocks = blocked_data, known_sizes(blocked_data)

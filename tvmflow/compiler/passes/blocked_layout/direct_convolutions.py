@@ -126,7 +126,8 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 _MIN_RAGGED_CHANNELS: Final = 32
 # Threads divide the columns, and each reads all weights: with fewer columns, some threads idle, and weights dominate.
 _MIN_COLUMNS: Final = 256
-# With fewer columns, plain data are faster only with ragged channels, at most this many per channel of the result.
+# With fewer columns, plain data are faster only if channels do not fill whole vectors and there are at most this many
+# input channels per output channel.
 _MAX_DEPTH_SHARE: Final = 2
 
 

@@ -30,7 +30,7 @@ _MIN_SIDE: Final = 8
 
 
 def _make_one_block(schedule: Schedule) -> Any | None:
-    """Inline all blocks of a kernel without a reduction into the last one, or return None."""
+    """If a kernel has no reduction, inline all its blocks into the last one and return it; else None."""
     handles = list_all_blocks(schedule)
     stmts = [schedule.get(handle) for handle in handles]
     if any(is_reduction(schedule, handle) for handle in handles):
