@@ -33,7 +33,7 @@ model:
 
 inputs:
   data:
-    shape: [1, 1, 8, 8]              # with the batch
+    shape: [1, 1, 8, 8]              # with the batch axis
     dtype: float32
     range: [0.0, 1.0]                # of random inputs
     image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # preprocessing
@@ -118,7 +118,7 @@ Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`
 
 ## Limits for untrusted models
 
-A model has at most 100,000 nodes, 100,000 weights, and 10,000 inputs and outputs. A tensor has at most 2^31 elements, also a constant that a node creates. Messages escape control characters in names and shorten long names; `--json` has the full names. See [SECURITY.md](../SECURITY.md).
+A model has at most 100,000 nodes, 100,000 weights, and 10,000 inputs and outputs. A tensor, even a constant that a node creates, has at most 2^31 elements. Messages escape control characters in names and shorten long names; `--json` has the full names. See [SECURITY.md](../SECURITY.md).
 
 ## All fields
 

@@ -261,7 +261,7 @@ def _check_digest(value: str) -> str:
 
 
 NamedFile = Annotated[str, Field(min_length=1), AfterValidator(_check_file)]
-"""A file in a recipe: a path relative to the recipe's folder, or an address."""
+"""A file in a recipe: a path relative to the recipe's folder, or a URL."""
 
 _Digest = Annotated[
     str, AfterValidator(_check_digest), Field(json_schema_extra={"pattern": _DIGEST_PATTERN})
@@ -273,7 +273,7 @@ class SeveralFiles(SourceFields):
 
     files: dict[str, _Digest] | None = Field(
         default=None,
-        description="SHA-256 digests of other files of the model, by their paths from its folder. Required for URLs other "
+        description="SHA-256 digests of the model's other files, by path relative to its folder. Required for URLs other "
         "than `hf://` and `oci://`.",
     )
 

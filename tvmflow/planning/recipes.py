@@ -75,7 +75,7 @@ class PipelineFile(ClosedModel):
     )
     """Stages to run, each after the stages that it needs. Default: all."""
     recipes: _UniqueNames = Field(default=(), examples=[["../digits.yaml"]])
-    """Recipes that `tvmflow run PIPELINE` builds, from the pipeline's folder."""
+    """Recipes that `tvmflow run PIPELINE` builds, by path relative to the pipeline's folder."""
     targets: TargetSpecs = Field(default=(), examples=[["host", "cortex-a72"]])
     """Targets of these recipes, instead of their own."""
     release: Release | None = Field(default=None, examples=[{"version": "1.2.0"}])

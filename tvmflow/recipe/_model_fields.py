@@ -286,8 +286,8 @@ class InputSpec(ClosedModel):
     """One input of the model. Omitted fields keep the model's values."""
 
     shape: YamlList[_InputSize] | None = Field(default=None, examples=[[1, 3, 224, 224]])
-    """Shape with the batch: numbers, names of `dimensions`, or expressions of names (+ - * // % min max). Default: the
-    model's shape; required where the model has dynamic dimensions or no shapes."""
+    """Shape, including the batch axis: numbers, names of `dimensions`, or expressions of names (+ - * // % min max).
+    Default: the model's shape; required where the model has dynamic dimensions or no shapes."""
     dtype: _Dtype | None = None
     """Element type. Default: the model's, or float32 if the model has none."""
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(

@@ -103,10 +103,10 @@ def _check_stored_dtype(value: Any) -> Any:
 
 
 class StateSpec(ClosedModel):
-    """The output that an input takes from the call before, and how the library stores it."""
+    """The output that an input takes from the previous call, and how the library stores it."""
 
     output: _TensorPattern = Field(examples=["present.*"])
-    """Name of the output. A string in place of the mapping stands for it."""
+    """Name of the output. A state without other fields may be written as just this name."""
     dtype: Annotated[Literal["float16", "int8"] | None, BeforeValidator(_check_stored_dtype)] = (
         Field(default=None, examples=["float16"])
     )
@@ -244,7 +244,7 @@ class Recipe(ClosedModel):
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
     )
-    """[Inputs](inputs.md): shapes, dtypes and preprocessing, which the model does not define or you change."""
+    """[Inputs](inputs.md): shapes, dtypes and preprocessing that the model does not define or that you override."""
     dimensions: dict[DimensionName, DimensionSpec] = Field(
         default={}, examples=[{"seq": {"min": 1, "max": 512}}]
     )
@@ -253,8 +253,8 @@ class Recipe(ClosedModel):
     state: dict[_TensorPattern, _State] = Field(
         default={}, examples=[{"past_key_values.*": "present.*"}]
     )
-    """[State](howto/streaming.md): inputs that take an output of the call before, in memory of the context, such as a
-    KV cache. `*` stands for the same text in both names."""
+    """[State](howto/streaming.md): inputs that take an output of the previous call, kept in the context's memory, such as
+    a KV cache. `*` stands for the same text in both names."""
     operators: YamlList[Annotated[str, Field(min_length=1)]] = Field(
         default=(), examples=[["ops/bev_pool.py", "ops/bev_pool.c"]]
     )
@@ -288,11 +288,11 @@ class Recipe(ClosedModel):
     [possible](exports.md)."""
     checks: bool = Field(default=True, examples=[False])
     """[Run-time checks](../SECURITY.md) of CPU libraries: an index out of range or an integer division by 0 returns an
-    error. `off`: the inputs are known to be valid."""
+    error. `false` if the inputs are known to be valid."""
     verify: Verify = Field(default=Verify(), examples=[{"rtol": 0.001}])
     """Checks that the library must pass."""
     pipeline: str = Field(default="tune", min_length=1)
-    """`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder."""
+    """`tune`, `compile` (no search), or the path of a pipeline file, relative to the recipe's folder."""
     stage_memory: str | None = Field(default=None, min_length=1, examples=["4GiB"])
     """[Memory limit](cli.md#memory) of each stage; `--stage-memory` takes precedence. Default: 80 % of this machine's
     memory for all stages together."""

@@ -80,7 +80,7 @@ class Tune(ClosedModel):
     cost_model: Literal["xgb", "mlp", "random"] = "xgb"
     """Model that predicts which candidates to measure."""
     number: int = Field(default=0, ge=0, le=1_000_000)
-    """Calls per repeat; 0: as many as `min_repeat_ms` takes."""
+    """Calls per repeat; 0: as many as needed to fill `min_repeat_ms`."""
     repeat: int = Field(default=3, ge=1, le=1000)
     """Repeats per measurement."""
     min_repeat_ms: int = Field(default=40, ge=0, le=60_000)
@@ -402,11 +402,12 @@ class Release(ClosedModel):
     folder: str | None = Field(
         default=None, min_length=1, max_length=MAX_PATH_LENGTH, examples=["../releases"]
     )
-    """Folder of all releases, from the pipeline's folder. Default: `releases` in the [project root](cli.md#project)."""
+    """Folder of all releases, relative to the pipeline's folder. Default: `releases` in the
+    [project root](cli.md#project)."""
     against: str = Field(default=LAST_RELEASE, max_length=100, examples=["1.1.0"])
     """Release to compare with: a version, `last` (the previous release) or `none`."""
     drop: YamlList[str] = Field(default=(), examples=[["digits/edge"]])
-    """Removals on purpose: `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT` or `RECIPE/TARGET/verify`. If anything
+    """Intended removals: `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT` or `RECIPE/TARGET/verify`. If anything
     else of the previous release is missing, the release fails."""
     gates: Gates = Field(default=Gates(), examples=[{"max_slowdown": 0.05}])
     """Limits that must be satisfied."""

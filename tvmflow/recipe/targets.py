@@ -263,7 +263,7 @@ class TargetSpec(BuildTarget):
     levels: YamlList[_IsaLevelName] = Field(
         default=(), examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]]
     )
-    """ISA levels of a [multi-ISA library](targets.md), which selects one by the CPU at run time."""
+    """ISA levels of a [multi-ISA library](targets.md), which selects one at run time to suit the CPU."""
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None, min_length=1, examples=[["shared-library", "bundle"]]
     )

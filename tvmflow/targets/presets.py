@@ -163,19 +163,19 @@ PRESETS: Final[dict[str, Preset]] = {
     "jetson-xavier": Preset(_cuda("sm_72", _XAVIER), "NVIDIA Jetson Xavier: sm_72 with Carmel"),
     "jetson-tx2": Preset(_cuda("sm_62", _TX2), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"),
     "jetson-nano": Preset(_cuda("sm_53", _NANO), "NVIDIA Jetson Nano: sm_53 with Cortex-A57"),
-    "opencl": Preset(_opencl(_SERVER), "any GPU with a driver for OpenCL 1.2"),
-    "intel-gpu": Preset(_opencl(_SERVER, 256, 65536), "Intel's GPUs since 2015 (Gen 9, Xe, Arc)"),
-    "amd-gpu": Preset(_opencl(_SERVER, 256, 65536), "AMD's GPUs since 2012 (GCN, RDNA)"),
+    "opencl": Preset(_opencl(_SERVER), "any GPU with an OpenCL 1.2 driver"),
+    "intel-gpu": Preset(_opencl(_SERVER, 256, 65536), "Intel GPUs since 2015 (Gen 9, Xe, Arc)"),
+    "amd-gpu": Preset(_opencl(_SERVER, 256, 65536), "AMD GPUs since 2012 (GCN, RDNA)"),
     "mali": Preset(
-        _opencl(_arm("generic"), 256, 32768), "ARM's GPUs Mali-G (Bifrost and later), on Linux"
+        _opencl(_arm("generic"), 256, 32768), "Arm Mali-G GPUs (Bifrost and later), on Linux"
     ),
     "mali-android": Preset(
         _opencl(_android("aarch64-linux-android", "generic")),
-        "ARM's GPUs Mali-G (Bifrost and later), on Android",
+        "Arm Mali-G GPUs (Bifrost and later), on Android",
     ),
     "adreno-android": Preset(
         _opencl(_android("aarch64-linux-android", "generic"), 512, 32768),
-        "Qualcomm's GPUs Adreno 600 and later, on Android",
+        "Qualcomm Adreno 600 GPUs and later, on Android",
     ),
 }
 
