@@ -65,7 +65,7 @@ class RepairOptions(StoreOptions):
 
 
 class GcOptions(StoreOptions):
-    """Garbage-collect unused results, also while runs are active.
+    """Garbage-collect unused results, even while runs are active.
 
     By default, results that nothing needs and that were unused for 30 days are removed. Results that recipes, lock
     files and releases need stay: see `tvmflow cache pins`.

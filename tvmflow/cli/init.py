@@ -63,7 +63,7 @@ class ModelOptions(Options):
 
     model: str = argument(
         "MODEL",
-        "an ONNX or TFLite file, an archive of torch.export (.pt2), PREFIX-symbol.json, or an address",
+        "an ONNX or TFLite file, an archive of torch.export (.pt2), PREFIX-symbol.json, or a URL",
     )
     targets: tuple[str, ...] = option(
         "T", "build for this target (may be repeated; this machine)", default=(), name="--target"
@@ -291,7 +291,7 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     if previous and previous[0] not in recipe.text:
         print_notes(
             options.output,
-            f"{chosen.model} replaces another model with the name {model.name}, also in dist: "
+            f"{chosen.model} replaces another model with the name {model.name}, even in dist: "
             "rename its file to keep both",
         )
     with disk_errors(path):

@@ -159,7 +159,7 @@ class ExplainOptions(StoreOptions):
         "the recipe; with --critical a run (see `tvmflow runs`) or the last run of a recipe",
         "?",
     )
-    stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
+    stage: str | None = argument("STAGE[/TARGET]", "the stage, or RECIPE:STAGE/TARGET", "?")
     pipeline: str | None = pipeline_option()
     critical: bool = flag(
         "show the critical path of a run, and how much faster it would be if a stage took no time"

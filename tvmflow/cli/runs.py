@@ -84,7 +84,7 @@ class LogsOptions(Options):
     """
 
     recipe: str | None = argument("RECIPE", "only stages of this recipe or pipeline", "?")
-    stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
+    stage: str | None = argument("STAGE[/TARGET]", "the stage, or RECIPE:STAGE/TARGET", "?")
     run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
     follow: bool = flag("keep printing new output until no run uses the store")
     store: StoreOption = store_option("logs are")

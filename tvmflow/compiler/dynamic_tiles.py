@@ -675,7 +675,7 @@ def _list_rows(size: int, statements: int) -> list[int]:
 def _with_rows(
     body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
 ) -> Any:
-    """Return the body of a tile of this many rows from `first` on; rows beyond the end repeat the last.
+    """Return the body of a tile of this many rows at `first`; rows beyond the end repeat the last.
 
     `terms` maps the variable of each loop over rows to its bounds check and to the number of rows left.
     """

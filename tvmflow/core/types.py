@@ -310,7 +310,7 @@ class RecipeOrigin(NamedTuple):
     """The sources of a planned recipe, for provenance only; keys exclude them.
 
     `recipe` is the name of the recipe or variant. `locked`: a lock file is enforced. `targets` has all targets and
-    their parts, also those not planned.
+    their parts, including those not planned.
     """
 
     recipe: str

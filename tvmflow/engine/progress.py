@@ -224,7 +224,7 @@ class RunProgress:
             stage.workloads[event["workload"]] = event
 
     def seconds_left(self, now: float) -> tuple[float, float] | None:
-        """Return the probable minimum and maximum of the remaining seconds; None if any stage's time is unknown."""
+        """Return the probable minimum and maximum of the remaining seconds; None if any stage's are unknown."""
         left = [self._left(stage, now) for stage in self.stages.values() if not stage.has_ended]
         known = [times for times in left if times is not None]
         least, most = sum(times[0] for times in known), sum(times[1] for times in known)

@@ -1,7 +1,7 @@
 """`c-library`: the model as a plain C library without TVM, with a header.
 
 `c-library-weights` has the weights in a separate file. Models with image inputs have a second header with preprocessing
-and class names, also in C++ projects. `xcframework` is the static library for iPhones and the simulator.
+and class names, which C++ projects contain, too. `xcframework` is the static library for iPhones and the simulator.
 """
 
 from __future__ import annotations

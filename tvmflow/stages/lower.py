@@ -131,7 +131,7 @@ def explain(facts: LowerFacts) -> list[str]:
 
 
 def _describe_vectors(vectors: VectorWidth | None, *, always: bool) -> list[str]:
-    """Return the vector width with estimates; with `always`, also if it is the widest one."""
+    """Return the vector width with estimates; with `always`, even if it is the widest one."""
     if vectors is None:
         return []
     bits, costs = vectors

@@ -171,7 +171,7 @@ def parse_oci_reference(address: str) -> OciReference:
     rest = address.partition("://")[2]
     if "@" in rest.partition("/")[0]:
         raise InvalidAddress(
-            "credentials do not belong in an address, which is shown and shared: use `docker login`"
+            "credentials do not belong in a URL, which is shown and shared: use `docker login`"
         )
     match = _OCI.fullmatch(rest)
     if match is None or len(match["name"]) > _MAX_OCI_NAME:

@@ -386,7 +386,7 @@ class WorkloadLedger(WorkloadRecords):
         content = _read_at(descriptor, 0, os.fstat(descriptor).st_size)
         kept, start = [], 0
         for line in content.split(b"\n"):
-            # With fewer trials, notes about finished searches are invalid. All other lines are kept, also a newer
+            # With fewer trials, notes about finished searches are invalid. All other lines are kept, even a newer
             # version's.
             is_mark = start not in starts and isinstance(parse_line(line), _SEARCH_NOTES)
             if start not in starts and line.strip() and not is_mark:

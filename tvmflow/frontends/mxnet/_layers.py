@@ -222,7 +222,7 @@ _POOLS: Final[dict[str, _Pool]] = {
     "sum": lambda op, windows: op.add("Mul", windows.mean(op), math.prod(windows.kernel)),
     "lp": _lp_pool,
 }
-# `Pooling_v1` divides every sum by the full window size, also at the border.
+# `Pooling_v1` divides every sum by the full window size, even at the border.
 _POOLS_V1: Final[dict[str, _Pool]] = {**_POOLS, "avg": lambda op, windows: windows.mean(op)}
 
 

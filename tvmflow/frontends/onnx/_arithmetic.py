@@ -181,7 +181,7 @@ def convert_sign(node: NodeToConvert) -> Any:
 
 
 def convert_hardmax(node: NodeToConvert) -> Any:
-    """Return 1 at the first maximum along an axis, else 0; also if all values are the dtype's lowest."""
+    """Return 1 at the first maximum along an axis, else 0; even if all values are the dtype's lowest."""
     [x] = node.inputs
     sizes = list_sizes(x)
     axis = node.integer("axis", -1) % len(sizes)
@@ -626,7 +626,7 @@ def _root(x: Any, p: int) -> Any:
 
 
 def convert_arg_extreme(node: NodeToConvert) -> Any:
-    """Return indices of maxima or minima, also in rows of only the lowest or highest value.
+    """Return indices of maxima or minima, even in rows of only the lowest or highest value.
 
     TVM starts with this value and the index -1, and keeps -1 if no element is better.
     """

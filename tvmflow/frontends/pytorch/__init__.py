@@ -78,7 +78,7 @@ class PytorchFrontend(OneFileFrontend):
         tools=("numpy", "torch"),
         install=INSTALL,
         is_optional=True,
-        note="any PyTorch from 2.6 on; importing PyTorch models needs it, too",
+        note="any PyTorch 2.6 or later; importing PyTorch models needs it, too",
     )
     WORKER = _WORKER
     FILE = PT2

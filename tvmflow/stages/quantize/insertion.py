@@ -404,7 +404,7 @@ _BITS: Final = 8
 # Kernels read rows in words of this many bytes.
 _WORD: Final = 4
 _RANK: Final = 2
-# Tables with values from here on stay float: near float32's limit, a scale rounded to bfloat16 may give infinity.
+# Tables with values of at least this magnitude stay float: near float32's limit, a scale rounded to bfloat16 may give infinity.
 _MOST: Final = 2.0**127
 
 

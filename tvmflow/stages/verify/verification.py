@@ -597,7 +597,7 @@ class _Sequence:
     """Steps of a session, compared with calls that take the states as inputs.
 
     Other checks compare single calls with the reference. Here, each step must have the same bits as a call with the
-    states of the previous step, also after a fork, a truncation, and saving and loading.
+    states of the previous step, even after a fork, a truncation, and saving and loading.
 
     Attributes:
         steps: How many steps were compared.
