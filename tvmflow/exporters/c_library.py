@@ -155,7 +155,7 @@ def write_library(
     headers: Path | None,
     code: Path | None = None,
 ) -> None:
-    """Write the files of a C library that `names` names, and the header unless `headers` is None.
+    """Write those files of a C library that have a name in `names`; no header if `headers` is None.
 
     `code` is a folder that keeps the C code and objects for further libraries of the model.
     """
