@@ -176,6 +176,7 @@ def write_library(
 
 
 def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the library, its weights, and headers."""
     names = (*_libraries(request), f"{request.name}.weights", *_image_headers(request))
     return tuple(f"{request.name}-c-library-weights/{file}" for file in names if file)
 
@@ -187,6 +188,7 @@ def _libraries(request: ExportRequest) -> LibraryFiles:
 
 
 def _export_with_weights(built: BuiltModel, folder: Path) -> None:
+    """Write the library, and its weights in a file."""
     place = folder / f"{built.name}-c-library-weights"
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])

@@ -45,15 +45,18 @@ def _export_objects(built: BuiltModel, folder: Path) -> None:
 
 
 def _shared_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the name of the library with the suffix of the target's system."""
     return (f"{request.name}{request.platform.shared_suffix}",)
 
 
 def _export_shared(built: BuiltModel, folder: Path) -> None:
+    """Deliver the library for TVM's virtual machine, with its weights."""
     assert built.vm_library is not None
     link_or_copy(built.vm_library, folder / _shared_files(built.request)[0])
 
 
 def _static_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the name of the static library."""
     return (_static_name(request, request.name),)
 
 
@@ -64,6 +67,7 @@ def _static_name(request: ExportRequest, stem: str) -> str:
 
 
 def _export_static(built: BuiltModel, folder: Path) -> None:
+    """Write the objects of the library as an archive."""
     objects = list(built.forms[form_names.VM].values())
     archive_static(objects, folder / _static_files(built.request)[0], built.request.triple)
 
@@ -74,10 +78,12 @@ def _export_static(built: BuiltModel, folder: Path) -> None:
 
 
 def _system_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the names of the static library and its header."""
     return (_static_name(request, f"{request.name}-system"), f"{request.name}-system.h")
 
 
 def _export_system(built: BuiltModel, folder: Path) -> None:
+    """Write the objects of the library as an archive, and the header."""
     library, header = _system_files(built.request)
     objects = tuple(built.forms[form_names.SYSTEM_LIBRARY].values())
     archive_static(objects, folder / library, built.request.triple)
@@ -114,6 +120,7 @@ def _params_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_params(built: BuiltModel, folder: Path) -> None:
+    """Write library and weights in two formats each: for tvmflow, and for TVM alone."""
     import tvm
 
     lean, library, safetensors, params = (folder / name for name in _params_files(built.request))
@@ -145,12 +152,14 @@ _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 
 def _no_c_source_reason(request: ExportRequest) -> str:
+    """Return why a target cannot have C source, or an empty string."""
     missing = _MISSING_TYPES.get(request.precision)
     no_type = f"C has no {missing} (kernels.precision: {request.precision})" if missing else ""
     return cpu_only_reason(request) or no_type
 
 
 def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the name of the archive of sources."""
     return (f"{request.name}-c.tar.gz",)
 
 
