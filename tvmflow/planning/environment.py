@@ -6,8 +6,6 @@ Imports almost nothing, for fast up-to-date runs.
 import os
 import sys
 
-from tvmflow.core.processes import read_text
-
 # Search paths of toolchains, GPU drivers and TVM's libraries, and the visible GPUs.
 _VARIABLES = (
     *("PATH", "LD_LIBRARY_PATH", "TVM_LIBRARY_PATH"),
@@ -59,7 +57,13 @@ def without_password(word: str) -> str:
 
 def _describe_gpus() -> list[str]:
     """Return the reports of NVIDIA's driver about its version and each GPU."""
-    folder = f"{_DRIVER}/gpus"
-    gpus = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    paths = (f"{_DRIVER}/version", *(f"{folder}/{gpu}/information" for gpu in gpus))
-    return list(filter(None, map(read_text, paths)))
+    reports: list[str] = []
+    try:
+        gpus = sorted(f"{entry.path}/information" for entry in os.scandir(f"{_DRIVER}/gpus"))
+        for path in (f"{_DRIVER}/version", *gpus):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                reports.append(stream.read())
+    except OSError:
+        # The driver is missing or reports less.
+        pass
+    return reports
