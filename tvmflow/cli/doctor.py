@@ -134,7 +134,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     yield from examine_disks(store, dist)
     gpu = detect_gpu()
     detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
-    # A missing GPU is no problem: only CUDA targets need it.
+    # A missing GPU is not a problem, because only CUDA targets need it.
     yield Finding("NVIDIA GPU, to tune and verify for", True, detail)
     yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:

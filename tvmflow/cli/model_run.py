@@ -110,8 +110,8 @@ class ComparedRun(NamedTuple):
 class ModelRun(NamedTuple):
     """The outputs of a model, and the requested measurements; None for others.
 
-    `top` has (index in the flattened sample, value) of the largest elements of each output and sample, `predictions` the
-    best classes of each image, `ms` the latency statistics of a call, and `trace` the written trace.
+    `top` holds (index in the flattened sample, value) of the largest elements of each output and sample, `predictions`
+    the best classes of each image, `ms` the latency statistics of a call, and `trace` the written trace.
     """
 
     model: str

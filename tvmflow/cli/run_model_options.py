@@ -78,7 +78,7 @@ class RunModelOptions(StoreOptions):
     profile: bool = flag("show the time of each operator")
     trace: Path | None = option(
         "FILE",
-        "write when each kernel of some calls (--repeat) ran, and the nodes that it computes, for Perfetto and other viewers; packed if it ends in .gz",
+        "write when each kernel of some calls (--repeat) ran, and the nodes that it computes, for Perfetto and other viewers; gzipped if it ends in .gz",
     )
     compare: tuple[str, ...] = option(
         "RUNTIME",

@@ -99,7 +99,7 @@ class TraceOptions(StoreOptions):
 
     Examples:
         tvmflow trace
-        # of the run before, packed
+        # of the previous run, gzipped
         tvmflow trace latest~1 -o trace.json.gz
         # its critical path
         tvmflow explain --critical
@@ -110,7 +110,7 @@ class TraceOptions(StoreOptions):
     )
     output: Path | None = option(
         "FILE",
-        "where the trace is written (./trace-RUN.json), packed if it ends in .gz",
+        "where the trace is written (./trace-RUN.json), gzipped if it ends in .gz",
         name="-o --output",
     )
 
