@@ -1,7 +1,7 @@
 """Exporters: the delivered forms of a built library, by their names in a recipe.
 
-Imports frontends and below. To add an exporter, write a module with the shape of `exporter.Exporter`, or a `Form` in a
-module's table, and add its line here.
+Imports only frontends and lower layers. To add an exporter, write a module with the shape of `exporter.Exporter`, or a
+`Form` in a module's table, and add its line here.
 """
 
 from __future__ import annotations

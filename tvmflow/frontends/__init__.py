@@ -1,6 +1,6 @@
 """Frontends: each imports the models of one framework, and runs that framework as the reference.
 
-A frontend also declares its fields under `model:` in a recipe. Imports `custom_operators` and below.
+A frontend also declares its fields under `model:` in a recipe. Imports only `custom_operators` and lower layers.
 """
 
 from __future__ import annotations

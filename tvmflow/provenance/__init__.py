@@ -1,6 +1,7 @@
 """Provenance of delivered files: statements and bills of materials, their signatures and checks.
 
-Imports executors and below. Other folders import only the names below, each of which loads its module on first access.
+Imports only executors and lower layers. Other folders import only the names below; each loads its module on first
+access.
 """
 
 from __future__ import annotations

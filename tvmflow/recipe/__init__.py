@@ -1,4 +1,4 @@
-"""Recipes: YAML format, validation and JSON Schema. Imports exporters, frontends and below."""
+"""Recipes: YAML format, validation and JSON Schema. Imports only exporters and lower layers."""
 
 from __future__ import annotations
 

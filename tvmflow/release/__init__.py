@@ -1,6 +1,6 @@
 """Releases: lock files, gates, release folders, comparisons, reproducibility checks and retuning.
 
-Imports pages and below. Other folders import only the names below, each of which loads its module on first access.
+Imports only pages and lower layers. Other folders import only the names below; each loads its module on first access.
 """
 
 from __future__ import annotations

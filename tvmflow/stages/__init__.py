@@ -1,4 +1,4 @@
-"""The stages, from a model to verified files. Imports recipe and the layers below.
+"""The stages, from a model to verified files. Imports only recipe and lower layers.
 
 To add a stage, write a module that implements `base.Stage`, and add a line here after the stages that it needs. Its
 declarations put it into pipelines, plans, keys, reports and locks.
