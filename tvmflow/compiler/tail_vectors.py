@@ -142,7 +142,7 @@ def _may_repeat(
 ) -> bool:
     """Return whether elements of a row may be computed a second time, after its other vectors.
 
-    `nest` has the loops over vectors. `own` maps buffers that are not parameters to the loop variables in their blocks.
+    `nest` holds the loops over vectors. `own` maps buffers other than parameters to the loop variables in their blocks.
     """
     target = store.buffer
     if target in own and own[target].isdisjoint(loop.loop_var for loop in nest):

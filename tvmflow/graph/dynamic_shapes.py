@@ -1,6 +1,6 @@
 """Dynamic shapes in a model's IR: the dimensions of `main`, and sizes that are expressions of them.
 
-A dimension is a variable of the same name in the shapes of the inputs. An attribute of `main` has the dimensions, so
+A dimension is a variable of the same name in the shapes of the inputs. An attribute of `main` holds the dimensions, so
 that all passes know their ranges.
 
 Each kernel has its own variables. `with_numbers` gives it an attribute with tuning sizes for them. Schedule rules use

@@ -24,7 +24,7 @@ class Bound(NamedTuple):
         sizes: The indexed axis' size, or a size for each position in the operand's last axis (None there allows any
             value); None for a divisor, which must not be 0.
         from_end: Whether a negative index counts from the end.
-        is_length: Whether any value is valid if the axis is not empty.
+        is_length: Whether only the axis is checked: it must not be empty, and the value does not matter.
     """
 
     sizes: tuple[IrSize | None, ...] | None
@@ -134,7 +134,7 @@ def has_computed_operands(mod: tvm.IRModule) -> bool:
 
 
 def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
-    """Store the nodes of checked operators in the attribute `NODES`; `nodes` has one for each binding."""
+    """Store the nodes of checked operators in the attribute `NODES`; `nodes` names one for each binding."""
     main = mod["main"]
     names = {
         str(binding.var.name): node

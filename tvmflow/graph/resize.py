@@ -258,7 +258,7 @@ def find_steps(taps: Taps) -> Steps | None:
 def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]) -> Any:
     """Return data resized along the axes in `steps`, whose pixels are evenly spaced, and along `axes`.
 
-    For each of `axes`, `tables` has positions and weights, both (result pixels, taps).
+    For each of `axes`, `tables` holds positions and weights, both (result pixels, taps).
     """
     shape = list(map(plain, x.shape))
     positions, weights = tables[::2], tables[1::2]

@@ -31,7 +31,7 @@ INJECTIVE: Final = {"op_pattern": 2}
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`.
 
-    `_replace` and `_rewrite` get the calls of `OPERATORS`. `numbers` has the tuning sizes for dynamic shapes.
+    `_replace` and `_rewrite` get the calls of `OPERATORS`. `numbers` holds the tuning sizes for dynamic shapes.
     """
 
     OPERATORS: ClassVar[Collection[str]] = frozenset()

@@ -245,7 +245,7 @@ class LibraryRequest:
 def measure_libraries(payload: Json, emit: Emit) -> Json:
     """Build two libraries and measure them interleaved: the entry point of the child.
 
-    The payload is from `LibraryRequest.make_payload`. In the result, `members` has the seconds of each member in both
+    The payload is from `LibraryRequest.make_payload`. In the result, `members` holds the seconds of each member in both
     libraries, for each feed. The other fields are those of `LibraryTimes`; the times of whole calls are empty if a
     member is slower, or if they were not requested.
     """

@@ -243,7 +243,7 @@ class LibraryKernel:
 def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyType({})) -> list[Any]:
     """Return an array for each parameter: floats in [0, 1), and integers valid as small indices.
 
-    `sizes` has the value of each size variable; sizes that are parameters become arguments, too.
+    `sizes` holds the value of each size variable; sizes that are parameters become arguments, too.
     """
     import numpy as np
     import tvm

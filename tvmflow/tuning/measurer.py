@@ -536,7 +536,7 @@ def time_interleaved(
 ) -> Json:
     """Time kernels interleaved; return `untuned` times, `samples` and, with several sizes, `sizes`.
 
-    A finalist is None if it could not be built. `argument_lists` has the arguments on the device for each size.
+    A finalist is None if it could not be built. `argument_lists` holds the arguments on the device for each size.
     Each finalist gets at least `rounds` samples.
     """
     once = timing._replace(repeat=1)
@@ -573,7 +573,7 @@ def run_rounds(
 ) -> Json:
     """Measure kernels interleaved until it is clear whether one is faster than the untuned kernel.
 
-    `kernels` are the untuned kernel, or None if `untuned` has its time, then the finalists; None for one that could
+    `kernels` are the untuned kernel, or None if `untuned` holds its time, then the finalists; None for one that could
     not be built. `measure_kernel` returns the seconds of a call. The fastest finalist and the untuned kernel get up
     to four times as many samples as the `rounds` of the others.
 

@@ -170,7 +170,7 @@ class TargetImport(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """The outcome of an import; `problems` has the first problems with records, with locations."""
+    """The outcome of an import; `problems` lists the first problems with records, with locations."""
 
     targets: list[TargetImport]
     problems: list[str]

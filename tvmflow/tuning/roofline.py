@@ -139,7 +139,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
 def measure_roofline(payload: Json, emit: Emit) -> Json:
     """Measure the peak and the bandwidths. This is the entry point of a child process.
 
-    `payload` has `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
+    `payload` holds `target`, TVM's mapping of the target, and `rules_version`, the version of the schedule rules.
 
     Returns:
         The fields of a `Roofline`; `gflops` is None for a target without a model of its CPU.

@@ -1,6 +1,6 @@
 """Search for schedules: spend the budget on trials that the ledger lacks, and record each trial.
 
-The ledger is the only state. Its trials feed the search and its cost model, count in the budget, and are never
+The ledger is the only state. Its trials feed the search and its cost model, count toward the budget, and are never
 measured again.
 """
 

@@ -1,4 +1,4 @@
-"""Check a trace without TVM: its form, and whether a search of this tvmflow can have made it.
+"""Check a trace without TVM: its form, and whether a search by this version could have made it.
 
 A trace is a program: TVM executes its instructions, and some contain code, such as LLVM IR or serialized expressions
 that call any function. A trace from elsewhere must not be able to do more than schedule a kernel. So this module

@@ -235,7 +235,7 @@ class ChoiceTimes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The shortest time relative to the rule's; other processes disturb the shortest times least."""
+        """The minimum time relative to the rule's; other processes disturb minimum times least."""
         return min(self.seconds) / min(self.rule_seconds)
 
 

@@ -248,7 +248,7 @@ _EDGES: Final = (4, 6)
 class SharedLayout(NamedTuple):
     """The layout of a tensor whose last axis is a block of channels, with each `ratio` blocks joined.
 
-    `axes` has pairs of axes: the index of a block, and the position in the block. The axis `padded` (-1 for none) is
+    `axes` holds pairs of axes: the index of a block, and the position in the block. The axis `padded` (-1 for none) is
     padded to a multiple of `ratio`.
     """
 

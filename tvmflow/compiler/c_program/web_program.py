@@ -112,7 +112,7 @@ def compile_web_program(model: ScheduledModel, folder: Path) -> None:
 class _Function(NamedTuple):
     """A function on the device: a module of WGSL, the name of its entry point, and its parameters.
 
-    `access` has `r` for each tensor that it only reads, `w` for each other tensor. Launches pass a scalar for each field.
+    `access` holds `r` for each tensor that it only reads, `w` for others. Launches pass a scalar for each field.
     """
 
     source: str

@@ -441,7 +441,7 @@ _LOW_CLOCK_COST: Final = 1.25
 _ONE_MULTIPLICATION: Final = {"issue_time": 0.6}
 
 _FAMILIES: Final = (
-    # L2: 1 MiB (Skylake-SP, Zen 4 and 5); Zen 4 has 512-bit registers and 256-bit units (machine A: 1.7)
+    # L2: 1 MiB (Skylake-SP, Zen 4 and 5); Zen 4 computes 512-bit vectors in 256-bit units (1.7: measured on machine A)
     _Family(
         ".*",
         "avx512f",

@@ -112,7 +112,7 @@ class ConvolutionMerger(TargetRewriter):
         return functools.reduce(lambda left, right: self.emit(relax.op.add(left, right)), values)
 
     def _list_leaves(self, total: Any) -> list[Any]:
-        """Return the terms of a sum in order, through inner sums that nothing else reads."""
+        """Return the terms of a sum in order; nested sums that nothing else reads are flattened."""
         leaves, operands = [], list(reversed(total.args))
         while operands:
             operand = operands.pop()

@@ -490,7 +490,7 @@ def _emit_selection(sort: Sort, row: _Row) -> Words:
 
 
 def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> None:
-    """Emit the first `count` words of two merged, sorted lists, each with at least `count` words."""
+    """Emit a merge of two sorted lists that stops after `count` words; each list has at least `count`."""
     taken = Variable.allocate(_ZERO)
     with T.serial(count) as k:
         a, b = bind(left[taken.get()]), bind(right[k - taken.get()])

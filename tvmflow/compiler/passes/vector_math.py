@@ -97,7 +97,7 @@ def _is_nan(x: Any) -> Any:
 
 
 def _magnitude(x: Any) -> Any:
-    """Return the bits of a value without its sign: int32 in the order of the magnitudes, NaN last."""
+    """Return the bits of float32s without signs, as int32s that order like the magnitudes, NaN last."""
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 

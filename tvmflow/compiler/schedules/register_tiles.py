@@ -247,8 +247,8 @@ def _is_result(final: Block, main: Block) -> bool:
 class _ResultLoops(NamedTuple):
     """The loops over a result that is divided into tiles.
 
-    `outer` has the loop around tiles of each axis. The others are the loops over the rows of a window, the vectors and
-    rows of a tile (`registers`), the parts in which a vector is stored, and its lanes.
+    `outer` holds the loop around tiles of each axis. The others are the loops over the rows of a window, the vectors
+    and rows of a tile (`registers`), the parts in which a vector is stored, and its lanes.
     """
 
     outer: dict[int, Any]
@@ -721,7 +721,7 @@ def _classify_loads(block: Block) -> _Loads | None:
     loads = list_loads(block)
     scalars = [load for load in loads if not depends_on(load, last)]
     products = dot_products.find_products(block)
-    # The weights of two accumulators are one dot product apart.
+    # The weights of neighboring accumulators are as many elements apart as a dot product has terms.
     strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
     vectors = [load for load in loads if element_stride(load, block, last) in strides]
     if not vectors or len(vectors) + len(scalars) != len(loads):
@@ -787,7 +787,7 @@ def generate_tiles(
     *,
     copies_data: bool = False,
 ) -> Iterator[Tile]:
-    """Yield the tiles of a reduction whose data `pad` may pad or copy, ranked by estimated cost."""
+    """Yield the tiles of a reduction, ranked by estimated cost; `pad` pads or copies its data first."""
     has_order = bool(axes.weights) and axes.data is not None
     is_prefetched = _prefetches_weights(block, cpu) and axes.weight_bytes > axes.data_bytes
     outside = is_prefetched or axes.weight_bytes > cpu.cached_weight_bytes

@@ -273,7 +273,7 @@ def _choose_columns(
 ) -> _Columns | None:
     """Return the maximum number of columns in a part whose data stay in the cache; None without one.
 
-    `reduced` is the position of the reduced axis in the data; `shape` has the data's other axes.
+    `reduced` is the position of the reduced axis in the data; `shape` holds the data's other axes.
     """
     kept = cpu.cached_data_bytes // (4 * length)
     limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)

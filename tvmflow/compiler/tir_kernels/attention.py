@@ -172,7 +172,7 @@ class _Emitter:
 _MAX_DIRECT_QUERIES: Final = 4
 # The maximum number of heads with shared keys and values whose scores are computed together in registers.
 _MAX_DIRECT_ROWS: Final = 8
-# A score to which a mask adds at most this number has a weight of 0; masks contain -∞ or the lowest numbers.
+# A key is masked out if its mask value is at most this: its weight is then 0. Masks use -∞ or about -3.4e38.
 _HIDDEN: Final = -1e30
 # The number of keys that a core scores at a time if keys are divided among cores.
 _KEYS_PER_PART: Final = 128

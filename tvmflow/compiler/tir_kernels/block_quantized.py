@@ -526,7 +526,7 @@ def make_row_kernel(
 ) -> tirx.PrimFunc:
     """Return the kernel that gathers and dequantizes `count` rows of weights.
 
-    Its parameters are the indices of the rows, the operands, and the result. `dtypes` has the dtypes of the operands,
+    Its parameters are the indices of the rows, the operands, and the result. `dtypes` holds the dtypes of the operands,
     then the dtype of the indices.
     """
     per_byte, groups = _BYTE // operator.bits, operator.groups

@@ -314,7 +314,7 @@ def conv(x: Any, w: Any, window: Window, groups: Groups, tile_columns: int = 1) 
     """Return a convolution (n, o/b, …, b of o) of data (n, i/b, …, b), or plain (n, i, …).
 
     Weights are (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data. A
-    single block may omit its empty last lanes. If `groups` has runs of channels, weights are (o/b, runs, …, i of a
+    single block may omit its empty last lanes. If `groups` holds runs of channels, weights are (o/b, runs, …, i of a
     run, b of o). Columns are padded to a multiple of `tile_columns` by repeating the last one, then cropped.
     """
     rank = len(window.strides)

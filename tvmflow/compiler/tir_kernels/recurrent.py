@@ -75,7 +75,7 @@ class Dots(NamedTuple):
         return 128 if self.dtype == "uint8" else 0
 
     def add(self, accumulators: Any, data: Any, weights: Any) -> Any:
-        """Return a vector of accumulators plus the products of four bytes each."""
+        """Return int32 accumulators, each plus the dot product of its four bytes of data and weights."""
         wide, narrow = f"int32x{self.lanes}", f"int16x{2 * self.lanes}"
         if self.has_pairs:
             return add_pair_products(accumulators, data, weights, self.lanes)
@@ -306,10 +306,10 @@ class _Loops:
         gates: Sequence[int],
         inputs: Sequence[int] | None = None,
     ) -> Any:
-        """Emit the accumulators of some gates of a tile, and return them: (rows, gates, lanes).
+        """Emit the pre-activations of `gates` for one tile; return them as (rows, gates, lanes).
 
-        The state `source` is multiplied with the weights. The projected inputs are added to the gates of `inputs`; None
-        means all gates.
+        They are the products of the state `source` and the recurrent weights, plus the projected inputs for the gates
+        listed in `inputs` (None: all of them).
         """
         with_input = [gate for gate in gates if inputs is None or gate in inputs]
         if self._layer.dots is not None:

@@ -96,7 +96,7 @@ class StridedView(NamedTuple):
         return self._replace(axes=tuple(axes))
 
     def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
-        """Return a slice of an axis that is a single digit; None for other axes."""
+        """Return a slice of an axis that has one digit, or none (length 1); None for other axes."""
         digits = _merge_digits(self.axes[axis])
         if len(digits) != 1:
             return self if not digits and (begin, length) == (0, 1) else None

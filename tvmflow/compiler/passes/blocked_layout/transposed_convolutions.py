@@ -46,8 +46,8 @@ _MAX_PLAIN_SHARE: Final = 0.85
 class _Geometry(NamedTuple):
     """The convolution that computes a transposed one; each field has a value for each spatial axis.
 
-    `padding` has the padding before each axis, then the padding after each axis. `rows` is the size of the result, and
-    `offsets` are the pixels of the interleaved image to skip.
+    `padding` lists the padding before each axis, then the padding after each axis. `rows` is the size of the result,
+    and `offsets` are the pixels of the interleaved image to skip.
     """
 
     strides: Sequence[int]
