@@ -463,7 +463,7 @@ def import_graph(
     call: ImportCall,
     custom: CustomNodes = NO_OPERATORS,
 ) -> LoadedModel:
-    """Import a model from `Graph.finish`; its last `inner_outputs` outputs are inner tensors."""
+    """Import a model from `Graph.finish`; its last `inner_outputs` outputs are intermediate tensors."""
     labels = {o: node.doc_string for node in model.graph.node for o in node.output}
     return import_prepared(
         prepare(model, inputs, custom=custom),

@@ -139,7 +139,7 @@ def _keep_server() -> ForkServer:
 def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
     """Read a file within limits. This is the entry point of a child process.
 
-    `payload` has `reader` (as `module:name`) and `path`. The result has `facts`, `problem` or `errno`.
+    `payload` holds `reader` (as `module:name`) and `path`. The result holds `facts`, `problem` or `errno`.
     """
     module, _, name = payload["reader"].partition(":")
     reader: _Reader = getattr(importlib.import_module(module), name)

@@ -45,7 +45,7 @@ class LoadedModel(NamedTuple):
             that the graph needs as constants (shapes, axes) are constants here.
         params: All learned tensors, so that new weights for the same architecture give the same `mod`.
         inputs: The model's inputs, without constant ones.
-        tensors: The requested inner tensors that are not outputs.
+        tensors: The requested intermediate tensors that are not outputs.
         nodes: Name of the node that each binding of `main` comes from, or an empty string.
         states: The inputs that the model itself keeps between calls, and the outputs that replace them.
     """

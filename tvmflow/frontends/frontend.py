@@ -142,7 +142,7 @@ class Frontend(ABC):
         Args:
             files: Path of each file by its role.
             inputs: The inputs; fully specified ones may be missing.
-            tensors: Names of inner tensors that the module returns after its outputs.
+            tensors: Names of intermediate tensors that the module returns after its outputs.
             bound: Constants that the recipe binds to inputs; the library does not have these inputs.
             dimensions: The dimensions in the sizes of inputs.
             counts_rows: Whether a data-dependent number of rows may be returned as a count (a bounded axis).
@@ -224,7 +224,7 @@ class Frontend(ABC):
         return {}
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return inner tensor -> its node, in order of computation; empty if unknown before the import."""
+        """Return intermediate tensor -> its node, in order of computation; empty if unknown before the import."""
         return {}
 
     @abstractmethod

@@ -239,7 +239,7 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
         ):
             if not isinstance(dim, str):
                 continue
-            # Some exporters have a common name for all unknown sizes.
+            # Some exporters use one name for all unknown sizes.
             is_shared = dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
             if not is_shared and dim not in value.limits:
                 continue

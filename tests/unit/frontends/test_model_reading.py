@@ -40,7 +40,7 @@ REASONS = {
     "onnx-nested": "it is nested more than 100 levels deep",
     "pt2-graph": "its graph has 943,718,403 bytes, and the limit is 67,108,864",
     "pt2-lists": "reading it takes more than 800.0 MB of memory",
-    "pt2-deep": "its graph is no JSON document, or is damaged",
+    "pt2-deep": "its graph is not a JSON document, or is damaged",
     "pt2-weights": "its files have 943,719,286 bytes when they are unpacked, and the limit for its size is 268,435,456",
     "pt2-names": "reading it takes more than 800.0 MB of memory",
     "mxnet-nodes": "it has 100,001 nodes, and the limit is 100,000",

@@ -244,7 +244,7 @@ class MxnetFrontend(Frontend):
         }
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return inner tensor -> the node that computes it."""
+        """Return intermediate tensor -> the node that computes it."""
         from tvmflow.frontends.mxnet import _graph
 
         return _graph.list_tensors(read_symbol(files[SYMBOL]))

@@ -184,7 +184,7 @@ def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Value]:
 
 
 def _split_evenly(op: Op, axis: int, key: str) -> list[Value]:
-    """Split the data along `axis` into equal parts; the attribute `key` has their number."""
+    """Split the data along `axis` into equal parts; the attribute `key` holds their number."""
     size, count = op.size(axis), op.integer(key)
     if size % count:
         op.refuse(f"axis {axis} of size {size} cannot be split into {key}={count}")
@@ -283,7 +283,7 @@ def _slice(op: Op) -> Value:
 
 
 def _checked(op: Op, axis: int, part: slice) -> slice:
-    """Return a slice of an axis; refuse a slice that may be empty."""
+    """Return the slice of an axis, checked; refuse a slice that may be empty."""
     size, step = op.sizes()[axis], part.step or 1
     if not is_dynamic(size):
         if not range(*slice(part.start, part.stop, step).indices(size)):

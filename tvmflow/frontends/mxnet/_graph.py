@@ -59,7 +59,7 @@ _MAX_LISTED: Final = 20
 def build(
     symbol: Symbol, params: Mapping[str, Weight], call: ImportCall, operators: Operators
 ) -> LoadedModel:
-    """Return the imported model of a symbol; inner tensors follow its outputs."""
+    """Return the imported model of a symbol; intermediate tensors follow its outputs."""
     output_count = len(symbol.heads)
     symbol = _with_heads(symbol, call.tensors)
     live = _live_nodes(symbol)
@@ -139,7 +139,7 @@ class _Conversion(NamedTuple):
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
-    """Add inner tensors, given by their names in MXNet's `get_internals`, to a symbol's outputs."""
+    """Add intermediate tensors, given by their names in MXNet's `get_internals`, to a symbol's outputs."""
     internals = _find_internals(symbol)
     fix = "use the names of MXNet's `symbol.get_internals().list_outputs()`: NODE_output"
     added = list_inner(tensors, output_names(symbol), internals, fix)
@@ -147,7 +147,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
 
 
 def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
-    """Return name -> (node, output) of each inner tensor that a node reads, where a model can be split."""
+    """Return name -> (node, output) of each tensor that a node reads: a model can be split there."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return {
         output_name(symbol.nodes[index], output): (index, output)
@@ -157,7 +157,7 @@ def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
 
 
 def list_tensors(symbol: Symbol) -> dict[str, str]:
-    """Return inner tensor -> node name, in the order of inference."""
+    """Return intermediate tensor -> node name, in the order of inference."""
     live, outputs = set(_live_nodes(symbol)), set(output_names(symbol))
     entries = sorted((entry, name) for name, entry in _find_internals(symbol).items())
     return {

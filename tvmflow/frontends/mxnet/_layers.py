@@ -715,8 +715,8 @@ _CELLS: Final = {
 def _rnn(op: Op) -> list[Value]:
     """`RNN`: stacked layers over data [steps, batch, features]; returns the results and the final states.
 
-    The parameters are one vector: the weights of each layer and direction for its data and its state, then both
-    biases of each.
+    The parameters are one vector: the input-to-hidden and hidden-to-hidden weights of each layer and direction, then
+    both biases of each.
     """
     op.expect_rank(3)
     mode = op.choice("mode", "", tuple(_CELLS))

@@ -221,7 +221,7 @@ class _Inliner:
         for value in (*graph.input, *graph.initializer):
             scope[value.name] = value.name = self._new_name(f"{prefix}{value.name}")
         for node in graph.node:
-            # A result hides an outer value of the same name.
+            # A result shadows an outer value of the same name.
             for name in node.output:
                 scope.pop(name, None)
             self._rename([node], scope, prefix)

@@ -74,7 +74,7 @@ def convert_skip_layer_norm(node: NodeToConvert) -> Any:
 
 
 def convert_embed_layer_norm(node: NodeToConvert) -> Any:
-    """Return the norm of the sum of embeddings; further results: the mask's lengths, and the sum itself."""
+    """Return the layer norm of the summed embeddings, the lengths that the mask gives, and the sum."""
     ids, segments, words, positions, kinds, scale, shift, mask, position_ids = (
         node.operand(index) for index in range(9)
     )
@@ -240,8 +240,8 @@ def convert_multi_head_attention(node: NodeToConvert) -> Any:
 def convert_group_query_attention(node: NodeToConvert) -> Any:
     """Convert GroupQueryAttention; its further results are all keys and values, past ones first.
 
-    ONNX Runtime's CPU kernel is the reference. `seqlens_k` has the index of each sequence's last key, which must be
-    that of the cache: a run with padded sequences fails.
+    ONNX Runtime's CPU kernel is the reference. `seqlens_k` holds the index of each sequence's last key. It must be
+    the last index of all keys, past and new, so a run with padded sequences fails.
     """
     _refuse(node, ("smooth_softmax", "qk_output"), {11: "head_sink"})
     queries, keys, values, past_keys, past_values, ends = map(node.operand, range(6))
@@ -407,7 +407,7 @@ def convert_recurrent(node: NodeToConvert, kind: str) -> Any:
 
 
 def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activation, ...], ...]:
-    """Return the activations of each direction; the attributes list them for all directions."""
+    """Return the activations of each direction; the attributes are flat lists over all directions."""
     directions = len(_DIRECTIONS[_text(attributes.get("direction", "forward"))])
     count = len(_ACTIVATIONS[kind])
     names = [_text(name) for name in attributes.get("activations", ())]

@@ -86,7 +86,7 @@ def import_prepared(
     *,
     counts_rows: bool = True,
 ) -> LoadedModel:
-    """Import a model from `prepare`; its last `inner_outputs` outputs are inner tensors.
+    """Import a model from `prepare`; its last `inner_outputs` outputs are intermediate tensors.
 
     `labels` names the user's node that computes each tensor. With `counts_rows`, a result with data-dependent rows has
     a row count; without it, only TVM's runtime knows the number of rows.

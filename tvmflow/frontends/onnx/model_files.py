@@ -1,4 +1,4 @@
-"""Reads ONNX models, with external data anywhere, and adds inner tensors to their outputs."""
+"""Reads ONNX models, wherever their external data lie; can expose intermediate tensors as outputs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _load(tensor: TensorProto, place: Place) -> None:
 
 
 def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
-    """Append inner tensors to the model's outputs; return how many were not outputs before.
+    """Append intermediate tensors to the model's outputs; return how many were not outputs before.
 
     Raises:
         ImportFailed: when the model has no tensor with one of these names.
@@ -140,7 +140,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
 
 
 def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Path:
-    """Save a copy of a model, with inner tensors as outputs, in its folder; it shares the external data."""
+    """Save a copy that also outputs intermediate tensors beside a model; it shares the external data."""
     model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")

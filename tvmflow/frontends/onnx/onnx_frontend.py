@@ -156,7 +156,7 @@ class OnnxFrontend(OneFileFrontend):
         }
 
     def list_tensors(self, files: Files) -> Mapping[str, str]:
-        """Return the inner tensors of the main graph, and the node that computes each."""
+        """Return the intermediate tensors of the main graph, and the node that computes each."""
         import onnx
 
         from tvmflow.frontends.onnx.graph import node_labels

@@ -40,7 +40,7 @@ from tvmflow.frontends.onnx.graph import (
 from tvmflow.frontends.onnx.sizes import SizeRule, Sizes, SizeValue, apply_rule
 from tvmflow.graph.ir_operators import GATES, BoxNms, MultiboxDetection
 
-# Older models are converted to this opset if possible. Since this opset, Dropout's mask is boolean.
+# Older models are converted to this opset if possible. As of this opset, Dropout's mask is boolean.
 _MIN_OPSET: Final = 13
 _CAST_LIKE_OPSET: Final = 15
 

@@ -108,7 +108,7 @@ class PytorchFrontend(OneFileFrontend):
         states = [
             State(name, output, initial=initial)
             for (name, initial), output in zip(contents.items(), following, strict=True)
-            # A buffer that the recipe binds to a constant is no state.
+            # A buffer that the recipe binds to a constant is not a state.
             if name in names
         ]
         return loaded._replace(outputs=outputs, tensors=inner, states=tuple(states))
@@ -128,11 +128,11 @@ class PytorchFrontend(OneFileFrontend):
 def export_to_onnx(
     archive: Archive, path: Path, tensors: Sequence[str], folder: Path
 ) -> tuple[Mapping[str, Path], int, Mapping[str, str]]:
-    """Export an archive to ONNX in an empty folder; inner tensors follow its outputs.
+    """Export an archive to ONNX in an empty folder; intermediate tensors follow its outputs.
 
     Returns:
-        The ONNX file and its external data by role, the number of inner tensors, and for each changed buffer the name
-        of its input and its initial content (see `State`).
+        The ONNX file and its external data by role, the number of intermediate tensors, and for each changed buffer the
+        name of its input and its initial content (see `State`).
 
     Raises:
         ImportFailed: with PyTorch's message.

@@ -87,7 +87,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
     while pending:
         key, value = pending.pop()
         if isinstance(value, dict):
-            # `metadata` has names of modules and source positions, which PyTorch keeps as text.
+            # `metadata` holds names of modules and source positions, which PyTorch keeps as text.
             fields = {} if key == "metadata" else value
             yield from (("", str(name)) for name in fields)
             pending += fields.items()
@@ -445,7 +445,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         # zipfile raises OSError for a negative position in the file.
-        raise NotAModel("its graph is no JSON document, or is damaged") from error
+        raise NotAModel("its graph is not a JSON document, or is damaged") from error
 
 
 def _check_sizes(

@@ -69,8 +69,8 @@ def open_program(
 ) -> tuple[Any, list[Any]]:
     """Return the `ExportedProgram` of a `.pt2` file, and the initial content of its changed buffers.
 
-    The program returns a flat tuple: outputs, changed buffers, then inner tensors. Changed buffers are also its last
-    inputs. `containers` (see `Archive`) need not be importable.
+    The program returns a flat tuple: outputs, changed buffers, then intermediate tensors. Changed buffers are also its
+    last inputs. `containers` (see `Archive`) need not be importable.
     """
     torch = import_torch()
     for name, fields in containers.items():
@@ -144,7 +144,7 @@ def _leave_out_example_inputs() -> None:
 
 
 def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
-    """Change the outputs of a program to a flat tuple of its tensors, including inner tensors."""
+    """Change the outputs of a program to a flat tuple of its tensors, including intermediate tensors."""
     from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
     from torch.utils import _pytree as pytree
 
@@ -171,7 +171,7 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 def _hold_buffers(
     torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
 ) -> tuple[Any, list[Any]]:
-    """Return a program with buffers as last inputs and as outputs before inner tensors, and their content."""
+    """Return a program with its buffers as last inputs and as outputs (before tensors); their content."""
     from torch.export import graph_signature as kinds
     from torch.utils import _pytree as pytree
 

@@ -95,7 +95,7 @@ def _list_states(model: Model, data: Buffer, inputs: Sequence[TensorSpec]) -> It
     """Yield the variables of a model as states, with initial values from the file."""
     specs = {spec.name: spec for spec in inputs}
     for (number, span), (output, _) in zip(model.variables.items(), model.next_values, strict=True):
-        # Variables that the recipe binds to constants are no states.
+        # Variables that the recipe binds to constants are not states.
         if spec := specs.get(model.inputs[number]):
             content = bytes(data[slice(*span)]) if span else b""
             if span and len(content) != spec.bytes:

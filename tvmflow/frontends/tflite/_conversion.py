@@ -47,7 +47,7 @@ def convert(
     bound: Mapping[str, Array] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
 ) -> tuple[onnx.ModelProto, int]:
-    """Return the ONNX model, whose last outputs are the inner tensors, and the number of these."""
+    """Return the ONNX model, whose last outputs are the intermediate tensors, and the number of these."""
     graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
     numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}

@@ -28,7 +28,7 @@ class _Interpreter(LoadedReference):
 
     Outputs come from a changed copy of the model if necessary. Integer weights of hybrid operators become float32,
     because LiteRT quantizes their data at run time, differently on each CPU. Variables become inputs and outputs. For
-    inner tensors, delegates that fuse operators are disabled.
+    intermediate tensors, delegates that fuse operators are disabled.
     """
 
     def __init__(self, first: Message) -> None:

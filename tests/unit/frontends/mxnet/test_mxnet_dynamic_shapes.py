@@ -115,7 +115,7 @@ def test_a_new_recipe_knows_the_batch_that_a_symbol_leaves_open(tmp_path: Path) 
 
 
 def test_a_new_recipe_suggests_the_states_of_recurrent_layers(tmp_path: Path) -> None:
-    """Those that `RNN` begins with and returns; an inner tensor and a length of sequences are none."""
+    """Those that `RNN` begins with and returns; an intermediate tensor and a length of sequences are none."""
     names = ("x", "parameters", "begin", "cell", "lengths")
     nodes = [
         *(var(name) for name in names),

@@ -37,7 +37,7 @@ def mxnet() -> None:
 
 @pytest.mark.mxnet
 def test_the_reference_agrees_with_the_import_until_it_crashes(mxnet: None, tmp_path: Path) -> None:
-    """Both return the same scores for the shipped digits, under the same name, and then inner tensors, by their names in `get_internals`; a latency is positive.
+    """Both return the same scores for the shipped digits, under the same name, and then intermediate tensors, by their names in `get_internals`; a latency is positive.
 
     When MXNet's process has died, the next request fails with a message.
     """

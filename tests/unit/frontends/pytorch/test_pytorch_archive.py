@@ -265,7 +265,7 @@ TRUE, FALSE = {"as_bool": True}, {"as_bool": False}
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ("{", "its graph is no JSON document, or is damaged"),
+        ("{", "its graph is not a JSON document, or is damaged"),
         ("[1]", "its graph does not have the format of torch.export (TypeError)"),
         ({"graph_module": {}}, "its graph does not have the format of torch.export (KeyError)"),
         (
