@@ -225,7 +225,7 @@ class Stage(Protocol[TargetT, SettingsT, FactsT]):
         ...
 
     def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:
-        """Return the lines of a summary; `inputs` has the known facts of the needed stages."""
+        """Return the lines of a summary; `inputs` holds the known facts of the needed stages."""
         ...
 
     def explain(self, facts: FactsT) -> list[str]:

@@ -46,7 +46,7 @@ NAME: Final = "build"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Schedule the model again and write its IR; `payload` has `settings`, `inputs` and `folder`."""
+    """Schedule the model again and write its IR; `payload` holds `settings`, `inputs` and `folder`."""
     from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
@@ -381,7 +381,7 @@ class KernelCode(NamedTuple):
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
     """Return the code of a kernel for `tvmflow show kernel`. This is the entry point of a child process.
 
-    `payload` has `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, `with_assembly`, and
+    `payload` holds `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, `with_assembly`, and
     `with_candidates`.
     """
     builder = backend_for(payload["settings"]["target"]).call_builder

@@ -38,7 +38,7 @@ describe = explain = no_lines
 class EmulationProgramSettings(StageSettings):
     """The model's name, the triple that the program is compiled for, and its checks.
 
-    `features` has the CPU features that kernels need; `sources` is the digest of the program's source files.
+    `features` holds the CPU features that kernels need; `sources` is the digest of the program's source files.
     """
 
     name: str

@@ -91,7 +91,7 @@ class ReleaseSettings(StageSettings):
     """The release and its outputs.
 
     `sources` is the digest of this package's files that are copied into outputs, `zlib` the version of the
-    compression library, `license` the model's license, and `inputs` has the image inputs.
+    compression library, `license` the model's license, and `inputs` holds the image inputs.
     """
 
     name: str

@@ -54,7 +54,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
 
 @omits_empty("needs_tvm_for")
 class ExtractTasksFacts(NamedTuple):
-    """The facts of a lowered model; `not_tunable` has the reason for each kernel that cannot be tuned.
+    """The facts of a lowered model; `not_tunable` holds the reason for each kernel that cannot be tuned.
 
     `needs_tvm_for` is the operator that needs TVM's runtime, or empty.
     """

@@ -24,7 +24,7 @@ LABELS: Final = "labels"
 UNKEYED_LABELS: Final = "labels-check"
 """The role of labels for a stage that only checks them, so that they are not in its key."""
 
-# Operators that keep the argmax of scores, and keep probabilities probabilities.
+# Operators that preserve the argmax of scores; if their input is probabilities, so is their output.
 _TRANSPARENT: Final = frozenset(
     f"relax.{name}"
     for name in "reshape squeeze flatten expand_dims astype quantize dequantize".split()

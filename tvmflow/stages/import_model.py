@@ -95,7 +95,7 @@ class DimensionSettings(Settings):
 class ImportSettings(StageSettings):
     """The model's kind (not its path), inputs, dimensions, and the tensors at which it is cut.
 
-    `state` has the output of each state, and `state_dtype` its dtype, where that is not the model's.
+    `state` holds the output of each state, and `state_dtype` its dtype, where that is not the model's.
     """
 
     model: dict[str, Json]
@@ -137,7 +137,7 @@ class ImportFacts(NamedTuple):
         weight_bytes: The size of the weights in bytes; None if another version did not record it.
         operators: The count of calls of each TVM operator.
         nodes: The node of the user's model for each binding of `main`.
-        tensors: The inner tensors at which the model can be cut.
+        tensors: The intermediate tensors at which the model can be cut.
         bound: The constant inputs, with their values.
     """
 
@@ -358,9 +358,9 @@ def write_model(
 ) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return its facts.
 
-    `main` of `mod` takes inputs, then weights. `nodes` has the node of each of its bindings. `tensors` in the
-    signature are inner tensors that `main` also returns, at which the model can be cut. `more` has further fields for
-    the signature.
+    `main` of `mod` takes inputs, then weights. `nodes` names the source-model node of each of its bindings. `tensors`
+    in the signature are intermediate tensors that `main` also returns; the model can be cut at them. `more` holds
+    further fields for the signature.
 
     Raises:
         ImportFailed: if a tensor's name cannot be used in generated code.

@@ -40,7 +40,7 @@ NAME: Final = "lower"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Lower the model again and write its IR; `payload` has `settings`, `inputs` and `folder`."""
+    """Lower the model again and write its IR; `payload` holds `settings`, `inputs` and `folder`."""
     from tvmflow.graph.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}

@@ -1,4 +1,4 @@
-"""Runs of the float model on calibration data, and statistics of its inner tensors."""
+"""Runs of the float model on calibration data, and statistics of its intermediate tensors."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class CompiledModel:
 
 
 class ModelObserver:
-    """A float model that also returns inner tensors, compiled once.
+    """A float model that also returns intermediate tensors, compiled once.
 
     Tensors are observed in groups of limited size. Each group has its own library, and only one library is kept.
 
@@ -277,7 +277,7 @@ def _choose_step(available: int, wanted: int) -> int:
 def collect_sizes(
     observer: ModelObserver, axes: Mapping[Any, int], batches: Sequence[Feed]
 ) -> dict[Any, Array]:
-    """Return the largest absolute value of each channel; `axes` has the channel axis of each tensor."""
+    """Return the largest absolute value of each channel; `axes` holds the channel axis of each tensor."""
     largest: dict[Any, Array] = {}
     for var, values in observer.iterate_values(axes, batches):
         moved = np.moveaxis(values, axes[var], 0)
@@ -324,12 +324,12 @@ def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec:
-    """Return the spec of an inner tensor that becomes an output; StageError if its size is unknown."""
+    """Return the spec of an intermediate tensor that becomes an output; StageError if its size is unknown."""
     try:
         sizes = tuple(map(size_text, known_sizes(var)))
     except NoSize as error:
         raise StageError(
-            f"the model cannot be calibrated: the size of an inner tensor is not known, because {error}",
+            f"the model cannot be calibrated: the size of an intermediate tensor is not known, because {error}",
             fix="give its inputs fixed sizes, or leave out `data` with `activations: none`",
         ) from error
     shape = largest_shape(sizes, dimensions)

@@ -69,7 +69,7 @@ def find_factors(
 ) -> dict[Any, Array]:
     """Return the factors of the tensors for which smoothing greatly reduces the estimated error.
 
-    `largest` has the per-channel largest absolute values of each tensor.
+    `largest` holds the per-channel largest absolute values of each tensor.
     """
     flow = ir.DataFlow(model.main)
     found = {}
@@ -160,7 +160,7 @@ def _exponents(values: Array) -> Array:
 def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
     """Return the expected squared error of layer outputs if rounding errors are uniform.
 
-    `sizes` has the largest absolute value of each channel. `matrices` has (weight matrix, is depthwise) of each
+    `sizes` holds the largest absolute value of each channel. `matrices` holds (weight matrix, is depthwise) of each
     layer.
     """
     step = float((sizes / factors).max()) / _STEPS

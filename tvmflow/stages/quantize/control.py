@@ -268,7 +268,7 @@ def choose_layers(
     """Choose as many layers as the limits allow; StageError if they allow none.
 
     Layers return to float in descending order of damage per gain. Bisection finds the smallest number of float layers
-    that satisfies the limits. Then some of these layers are tried again, one by one. `gains` has the share of the
+    that satisfies the limits. Then some of these layers are tried again, one by one. `gains` holds the share of the
     library's time that each quantized layer saves; a layer that saves no time stays float.
     """
     damage = {index: evaluation.measure_alone(index).error for index in names}
@@ -398,7 +398,7 @@ def estimate_gains(
 ) -> list[float]:
     """Return the share of all layers' time that each layer saves in int8; negative if int8 is slower.
 
-    `states` has the variables of the recurrent layers whose state is int8.
+    `states` holds the variables of the recurrent layers whose state is int8.
     """
     pairs = [_estimate(layer, flow, cpu, layer.var in states) for layer in layers]
     total = sum(exact for exact, _ in pairs)

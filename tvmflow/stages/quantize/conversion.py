@@ -405,7 +405,10 @@ def _list_states(
 
 
 def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
-    """Return the variables of the recurrent layers whose state becomes int8: it stays within ±1."""
+    """Return the variables of the recurrent layers whose state becomes int8.
+
+    Their initial state stays within ±1 in calibration, or is already known to.
+    """
     starts = {start: 0 for start in candidates.states.values() if start is not None}
     sizes = collect_sizes(candidates.observer, starts, batches)
     return frozenset(

@@ -55,7 +55,7 @@ class _Operands(NamedTuple):
 class Emulation:
     """A float model with additional parameters that emulate integers.
 
-    `floats` has the known weights, by the variable of their layer. Other operators may read `tensors` as integers,
+    `floats` holds the known weights, by the variable of their layer. Other operators may read `tensors` as integers,
     too, and smoothing may divide the channels of `divided`.
 
     Attributes:
@@ -124,8 +124,8 @@ class Emulation:
     ) -> dict[str, Array]:
         """Return the parameter values that let the model emulate a quantized model.
 
-        `layers` and `tensors` belong to the quantized model, and have the same order as this model's. `factors` has the
-        smoothing factors by tensor of this model, which is not smoothed.
+        `layers` and `tensors` belong to the quantized model, and have the same order as this model's. `factors` holds
+        the smoothing factors by tensor of this model, which is not smoothed.
         """
         found = {**self.model.params}
 

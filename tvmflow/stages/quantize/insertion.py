@@ -443,7 +443,7 @@ def list_tables(model: FloatModel) -> tuple[Table, ...]:
 
 
 def round_tables(model: FloatModel, tables: Collection[Table]) -> dict[str, BlockQuantizedIntegers]:
-    """Round tables to 8 bits with a scale for each row; return them by the name of their parameter."""
+    """Quantize tables to 8 bits with per-row scales; return them by the name of their parameter."""
     rounded = {}
     for table in tables:
         weights = model.params[table.weights]
@@ -489,7 +489,7 @@ class _TableRewriter(MainRewriter):
 
 
 def _find_table(value: Any, weights: Collection[Any]) -> Any:
-    """Return the table whose rows a gather reads; None if the value is no such gather."""
+    """Return the table whose rows a gather reads; None if the value is not such a gather."""
     if ir.operator_name(value) != _TAKE or value.attrs.axis is None or int(value.attrs.axis):
         return None
     table = value.args[0]

@@ -173,13 +173,13 @@ def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
 
 
 def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the node of each binding, from the marks that passes copied from binding to binding."""
+    """Return the model node of each binding, from the marks that passes kept; remove the marks."""
     taken = marks.take_marks(mod)
     return tuple(nodes[min(own)] if own else "" for own in taken) if nodes else ()
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether a model is quantized already: a layer reads a dequantized tensor that is no input."""
+    """Return whether a model is quantized already: a layer reads a dequantized tensor, not an input."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])

@@ -174,7 +174,7 @@ def _copy(operand: Any) -> Any:
 _log = logging.getLogger(__name__)
 
 _MAX_WEIGHT_BYTES: Final = 1 << 30
-# The maximum number of inner tensors that one build returns: more would change how the model is fused.
+# The maximum number of intermediate tensors that one build returns: more would change how the model is fused.
 _TENSORS_AT_ONCE: Final = 32
 _HOST: Final = {"kind": "llvm"}
 # A relative change of a few float32 roundings.
@@ -242,7 +242,7 @@ def _nudge(feed: Mapping[str, Array]) -> Feed:
 class _Search:
     """Searches for the faults of one library, which may be wrong only at some sizes.
 
-    `build` is None for a partitioned target. `nodes` has the node of each binding of the imported module.
+    `build` is None for a partitioned target. `nodes` names the node of each binding of the imported module.
     """
 
     def __init__(
@@ -314,8 +314,8 @@ class _Search:
     def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
         """Return the tolerance for faults, the recipe's tolerance, and the inputs of argmax-like operators.
 
-        Errors within the default tolerance are no fault of tvmflow, so stricter fields of the recipe do not count
-        as faults.
+        Errors within the default tolerance are not tvmflow's fault, so the recipe's tolerance is used only where it is
+        looser.
         """
         checks, files = self._settings.verify, self._context.inputs
         mod = ir.load_module(files["import/model.json"])
@@ -380,7 +380,7 @@ class _Search:
     def _run_reference(self) -> tuple[Feed, list[Array], list[Array]]:
         """Return the first batch, and the reference's results for it and for slightly changed inputs.
 
-        Each result has the outputs, then the inputs of argmax-like operators.
+        Each result holds the outputs, then the inputs of argmax-like operators.
         """
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
@@ -474,7 +474,7 @@ class _Search:
         return self._run(loaded, scheduled)
 
     def _run(self, loaded: LoadedModel, model: ScheduledModel) -> list[Array]:
-        """Compile a model for TVM's virtual machine, and return its outputs, then its inner tensors."""
+        """Compile a model for TVM's virtual machine, and return its outputs, then its intermediate tensors."""
         machine = relax.VirtualMachine(model.compile(), tvm.cpu())
         feed = [tvm.runtime.tensor(self._feed[spec.name]) for spec in loaded.inputs]
         return [result.numpy() for result in list_tensors(machine["main"](*feed))]
@@ -487,12 +487,10 @@ class _Search:
         try:
             first = self._narrow(list(nodes), run)
         except Exception as error:
-            _log.debug("inner tensors cannot be compared", exc_info=True)
-            return f" (its inner tensors cannot be compared: {last_line(error)})"
+            _log.debug("intermediate tensors cannot be compared", exc_info=True)
+            return f" (its intermediate tensors cannot be compared: {last_line(error)})"
         if not first:
-            return (
-                f"; each of {count_text(len(nodes), 'inner tensor')} is right where it is an output"
-            )
+            return f"; each of {count_text(len(nodes), 'intermediate tensor')} is right where it is an output"
         return f"; the first tensor that differs is '{first}' of node {nodes[first]}"
 
     def _narrow(self, names: list[str], run: Callable[[LoadedModel], list[Array]]) -> str:

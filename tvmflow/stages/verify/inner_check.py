@@ -1,4 +1,4 @@
-"""Comparison of inner tensors with the reference's: inputs of argmax, and quantized layers.
+"""Comparison of intermediate tensors with the reference's: inputs of argmax, and quantized layers.
 
 Layers of a quantized model are compared one by one: the roundings of many layers would hide a wrong weight, the
 rounding of a single layer does not.
@@ -194,9 +194,10 @@ def compare_layers(library: Library, case: Case) -> LayersComparison:
 
 
 def _is_reproduced(mod: tvm.IRModule, library: Library, case: Case) -> bool:
-    """Return whether compiling the same kernels again gives the bits of the delivered library.
+    """Return whether the same kernels, compiled again, give the delivered library's bits.
 
-    Layers are compared in a second library with almost the same kernels, so this ties the result to the delivered one.
+    Layers are compared in a second library with almost the same kernels; this check ties the result to the delivered
+    one.
     """
     assert isinstance(library, LocalLibrary)
     inputs, feed = case.context.inputs, case.data.batches[0]

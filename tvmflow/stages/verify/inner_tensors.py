@@ -1,7 +1,7 @@
-"""Libraries that return inner tensors; inputs of argmax, and ties in them.
+"""Libraries that return intermediate tensors; inputs of argmax, and ties in them.
 
-The imported model with inner tensors as outputs is compiled with the weights of the delivered library, and with its
-schedules for all kernels that are the same.
+The imported model with intermediate tensors as outputs is compiled with the weights of the delivered library, and with
+its schedules for all kernels that are the same.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def load_with_inner(
 
 
 def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
-    """Return a model that reads each inner tensor from an additional input; None with control flow.
+    """Return a model that reads each intermediate tensor from an additional input; None with control flow.
 
     Each tensor is then computed from the reference's tensors before it, so errors do not accumulate.
     """
@@ -187,7 +187,7 @@ def _make_main(
 
 @dataclass(frozen=True)
 class InnerLibrary:
-    """A model with inner tensors as additional outputs, lowered and scheduled like the delivered library."""
+    """A model that also returns intermediate tensors, lowered and scheduled like the delivered one."""
 
     loaded: LoadedModel
     lowered: LoweredModel
@@ -205,7 +205,7 @@ class InnerLibrary:
         build = BuildSettings(target=machine, schedules=settings.schedules, runtime="", forms=())
         mod = ir.copy_module(loaded.mod)
         if dimensions := read_dimensions(mod["main"]):
-            # the lowering depends on the tuning sizes, so set them like the stage `lower`
+            # the lowering depends on the tuning sizes, so set them as the stage `lower` does
             tuned = settings.add_tuning_sizes(dimensions)
             mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
         lowered = lower(mod, target, settings.lowering)
@@ -224,7 +224,7 @@ class InnerLibrary:
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:
-        """Return the inner tensors that the delivered library stores, computed with the same kernels."""
+        """Return the intermediate tensors that the delivered library stores, computed with the same kernels."""
         keys = {
             workload_key(normalize(kernel))
             for kernel in delivered.functions.values()
@@ -333,7 +333,7 @@ def find_index_inputs(
 
 
 def no_inner_reason(settings: VerifySettings) -> str:
-    """Return why inner tensors of a library cannot be compared, or an empty string."""
+    """Return why intermediate tensors of a library cannot be compared, or an empty string."""
     if settings.run_on != LOCAL:
         return "the library runs on another machine"
     if settings.lowering is None or len(settings.machines) != 1:
@@ -366,7 +366,7 @@ class Index(NamedTuple):
 def find_index(
     name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
 ) -> Index | None:
-    """Find, by the reference's values, the tensor that an output is an argmax or argmin of; or None."""
+    """Find, by the reference's values, which tensor an output is the argmax or argmin of, if any."""
     for tensor in tensors:
         for axis in range(expected[0][tensor].ndim):
             for is_largest in (True, False):

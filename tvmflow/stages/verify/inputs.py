@@ -68,11 +68,11 @@ class ImportedModel(NamedTuple):
 
     Attributes:
         inputs: All inputs of the model, constant ones last.
-        tensors: The inner tensors that a reference returns besides the outputs.
+        tensors: The intermediate tensors that a reference returns besides the outputs.
         bound: The values of constant inputs, by name.
         dimensions: The dynamic dimensions.
-        quantized: The model with inner tensors as additional outputs, for the reference of a model that `quantize`
-            made.
+        quantized: The model with intermediate tensors as additional outputs, for the reference of a model that
+            `quantize` made.
         operands: The inputs whose integers are indices or divisors.
         states: The states that the library stores in another dtype than the framework.
     """
@@ -96,7 +96,7 @@ class ImportedModel(NamedTuple):
         )
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
-        """Import the model again, with inner tensors as additional outputs."""
+        """Import the model again, with intermediate tensors as additional outputs."""
         loaded = FRONTENDS[kind].load(
             self.files, self.framework_inputs, tuple(tensors), self.bound, self.dimensions
         )
@@ -175,7 +175,7 @@ class ReferenceOutputs(NamedTuple):
     """Samples, and the reference's outputs for them.
 
     Attributes:
-        outputs: Outputs and inner tensors by name, for each batch.
+        outputs: Outputs and intermediate tensors by name, for each batch.
         undetected: How a wrong library could pass (see `comparison.find_undetected`), by output.
         random_inputs: The distribution of random inputs; empty for the usual one, and for samples.
         added: How many samples, the last ones, were added for outputs that are indices.
@@ -380,7 +380,7 @@ class ChosenSizes(NamedTuple):
 
 
 class SizeOutputs(NamedTuple):
-    """The reference's inputs at some sizes, and its outputs and inner tensors by name."""
+    """The reference's inputs at some sizes, and its outputs and intermediate tensors by name."""
 
     sizes: Sizes
     feed: dict[str, Array]
@@ -413,7 +413,7 @@ def choose_sizes(
 ) -> ChosenSizes:
     """Return the sizes at which a library is verified.
 
-    These are the minimum and maximum, all tuning sizes, sizes that are no multiple of a tile, and random ones. If
+    These are the minimum and maximum, all tuning sizes, sizes that are not a multiple of a tile, and random ones. If
     all maxima together are too large, smaller sizes replace them, and each dimension has its maximum once.
     `count_elements` returns how many elements all tensors of the model have together.
     """

@@ -75,7 +75,8 @@ _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
 # Profiling ends when shares vary by no more than this: reports show whole percents.
 _EQUAL_SHARES: Final = 0.01
-# A library and another runtime differ much, so few pairs decide which is faster: this many make the ratio precise.
+# A library and another runtime usually differ so much that a few pairs show which is faster. Measuring goes on until
+# the ratio is precise as well, or this many pairs have been measured.
 _PRECISE_PAIRS: Final = 12
 _MAX_PAIRS: Final = 64
 # The time of a reference was not requested, so it must not delay a run. If this many pairs all lie far on one side,

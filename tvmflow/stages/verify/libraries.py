@@ -503,7 +503,7 @@ def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
 def run_model(payload: Json, emit: Emit) -> Json:
     """Run a library on every batch on the session's device. This is the entry point of a child process.
 
-    `payload` has `library`, `inputs` and `outputs` (paths), `target` and `session`. `repeat` and `min_seconds` are
+    `payload` holds `library`, `inputs` and `outputs` (paths), `target` and `session`. `repeat` and `min_seconds` are
     present to time the first batch. `emit` sends an event for each phase.
     """
 

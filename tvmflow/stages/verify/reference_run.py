@@ -140,7 +140,7 @@ def run_reference(
             timed = reference
             stack.push(own.pop_all())
     if is_timed and timed is None:
-        # time a reference without inner tensors, which would take time
+        # time a reference without intermediate tensors, which would take time
         timed = stack.enter_context(open_reference(settings, model._replace(tensors=()), context))
     return ReferenceRun(
         name=name,
@@ -159,7 +159,7 @@ def run_reference(
 def _make_observe(
     reference: Reference, model: ImportedModel
 ) -> Callable[[Feed], list[Exercise]] | None:
-    """Return a function for the branches that a batch reaches; None if the reference cannot observe them."""
+    """Return a function that measures how much of a batch is in each branch; None if impossible."""
     if not reference.can_observe:
         return None
 
@@ -227,7 +227,7 @@ def run_at(
 def with_inner(
     settings: VerifySettings, model: ImportedModel, loaded: LoadedModel
 ) -> ImportedModel:
-    """Return the model, changed so that its reference also returns the inner tensors of `loaded`."""
+    """Return the model, changed so that its reference also returns the intermediate tensors of `loaded`."""
     if settings.quantized:
         return model._replace(quantized=loaded)
     return model._replace(tensors=(*model.tensors, *loaded.tensors))

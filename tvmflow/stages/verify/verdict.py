@@ -43,7 +43,7 @@ class _Seconds(TypedDict):
 
 
 class Latency(_Seconds, total=False):
-    """The seconds of one call over the `repeats` of a measurement."""
+    """Statistics of the seconds per call, over the `repeats` of a measurement."""
 
     repeats: int
 
@@ -79,7 +79,7 @@ class _Shares(TypedDict):
 class Profile(_Shares, total=False):
     """The shares of kernels in the library's latency, from the median seconds of several rounds.
 
-    `kernels` has the share of each kernel, the largest first, `rules` the share of each schedule rule, and
+    `kernels` holds the share of each kernel, the largest first, `rules` the share of each schedule rule, and
     `without_rule` the share of each kernel without a schedule rule. `between_kernels` is the remaining share of the
     call.
     """
@@ -347,7 +347,7 @@ class StatesVerdict(_Steps, total=False):
 
 
 class IsaLevelVerdict(TypedDict, total=False):
-    """The verdict on the code for one ISA level; `sizes` has only sizes with wrong results."""
+    """The verdict on the code for one ISA level; `sizes` holds only sizes with wrong results."""
 
     ran_on: str
     outputs: dict[str, OutputComparison]
@@ -380,7 +380,7 @@ class Verdict(_Judged, total=False):
         ran_on: The machine or emulator that ran the library; absent for this process.
         latency: The latencies of the `library`, of the `untuned` model, and of the `reference`.
         compared: Other runtimes, by their names in a recipe.
-        at: The tuning sizes, at which everything is verified; `sizes` and `swept` have further sizes.
+        at: The tuning sizes, at which everything is verified; `sizes` and `swept` hold further sizes.
         sizes_left_out: A sentence for each combination of sizes that is too large to verify.
         threads: For each other thread count, whether the bits are the same.
         draws_left_out: A sentence for each useless draw.

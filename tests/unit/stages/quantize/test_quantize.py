@@ -243,7 +243,7 @@ def import_dynamic_shapes(
 
 
 def test_weights_of_a_model_with_dynamic_shapes(tmp_path: Path) -> None:
-    """With integers of data, too, where these are inputs: inner tensors of dynamic shape are not calibrated."""
+    """With integers of data, too, where these are inputs: intermediate tensors of dynamic shape are not calibrated."""
     weights = {"w": RNG.normal(0, 0.2, (24, 16)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
     data = {"0/x": RNG.normal(size=(4, 24)).astype(np.float32)}
