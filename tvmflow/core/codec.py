@@ -34,7 +34,7 @@ _NOUNS: Final[Mapping[type, str]] = {
 
 
 class Mismatch(ValueError):
-    """JSON that does not match a type; the message has the path and the problem."""
+    """JSON that does not match a type; the message states the path and the problem."""
 
     def within(self, name: str) -> Mismatch:
         """Return the same problem with a field name put before its path."""

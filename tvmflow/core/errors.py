@@ -51,7 +51,7 @@ class UsageError(TvmflowError):
 
 
 class RecipeError(TvmflowError):
-    """A recipe or pipeline is invalid: `problems` has all mistakes, each `file:line:column: …`."""
+    """A recipe or pipeline is invalid: `problems` lists all mistakes, each `file:line:column: …`."""
 
     exit_code = EXIT_USAGE
 

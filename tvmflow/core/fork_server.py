@@ -85,7 +85,7 @@ class ForkServer:
 
     @classmethod
     def start(cls, preload: Sequence[str] = ()) -> ForkServer:
-        """Start a server in a new interpreter; `preload` has modules or `module:name` to import."""
+        """Start a server in a new interpreter; `preload` lists modules or `module:name` to import."""
         control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_end:
             descriptor = server_end.fileno()

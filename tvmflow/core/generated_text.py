@@ -52,7 +52,7 @@ _UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def find_name_problem(name: str) -> str:
-    r"""Return why a name of a model cannot be in generated code, as a predicate, or an empty string.
+    r"""Return why a name from a model cannot be in generated code, as a verb phrase; empty if it can.
 
     >>> find_name_problem("a\0"), find_name_problem("/model/Conv_output_0")
     ('has the control character U+0000 in its name', '')

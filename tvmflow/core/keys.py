@@ -46,7 +46,7 @@ def stage_key(
 ) -> StageKey:
     """Return the cache key of a stage, which contains no paths, recipe names, times or host names.
 
-    `inputs` maps each `<stage>/<file>` and file role to its sha256, `tools` has at least the identities of
+    `inputs` maps each `<stage>/<file>` and file role to its sha256, `tools` holds at least the identities of
     `spec.tools`, and `machine` is the platform of the building host.
     """
     preimage: dict[str, Json] = {

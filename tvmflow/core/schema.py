@@ -34,7 +34,7 @@ def _add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
         schema["description"] = " ".join(schema["description"].split())
     for base in reversed(model.__mro__):
         for name, text in _field_docstrings(base) if issubclass(base, ClosedModel) else ():
-            # Class variables have docstrings, too, but are no fields.
+            # Class variables have docstrings, too, but are not fields.
             if name in model.model_fields:
                 schema["properties"][name]["description"] = " ".join(text.split())
 

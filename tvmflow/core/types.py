@@ -259,7 +259,7 @@ class StageSpec(NamedTuple):
 
     `id` is `RECIPE:STAGE[/TARGET]`; a stage that is shared by all targets has no target. `recipe` is the name of a
     recipe or variant. `version` is the stage's version, `settings` are plain JSON, and `tools` are the distributions
-    that it uses. `pinned` has `(file, sha256)` of its outputs in a locked run.
+    that it uses. `pinned` holds `(file, sha256)` of its outputs in a locked run.
 
     The key excludes `traits`, `devices` (the kinds of devices that it measures on), `memory_bytes` (see `StageCall`),
     and `deliver_every_s` (seconds of search between interim deliveries; None for no such delivery).
@@ -309,7 +309,7 @@ class Delivery(NamedTuple):
 class RecipeOrigin(NamedTuple):
     """The sources of a planned recipe, for provenance only; keys exclude them.
 
-    `recipe` is the name of the recipe or variant. `locked`: a lock file is enforced. `targets` has all targets and
+    `recipe` is the name of the recipe or variant. `locked`: a lock file is enforced. `targets` holds all targets and
     their parts, including those not planned.
     """
 

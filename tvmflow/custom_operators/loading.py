@@ -118,7 +118,7 @@ _Result = TypeVar("_Result")
 
 
 class Operators(NamedTuple):
-    """The operators of a recipe in the order of their files; `sources` has the text of C files."""
+    """The operators of a recipe in the order of their files; `sources` holds the text of C files."""
 
     operators: tuple[Operator, ...] = ()
     sources: Mapping[str, str] = {}

@@ -63,7 +63,7 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
     """Run the tasks that are not up to date, in topological order (doit is slow with other orders).
 
     Raises:
-        Exception: the first exception raised by a task; a failure is no exception, as `run` returns it.
+        Exception: the first exception raised by a task; a failure is not an exception, because `run` returns it.
         InternalError: when doit cannot run the tasks.
     """
     errors: list[Exception] = []

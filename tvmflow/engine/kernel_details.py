@@ -119,7 +119,7 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
             f"{quoted(name)} is the beginning of {len(matches)} kernels: {names_text(matches)}",
             fix="give more of the name",
         )
-    # The name may be the mistyped beginning of a longer one, so beginnings of this length are compared, too.
+    # The name may be a mistyped prefix of a kernel's name, so prefixes of the same length are compared, too.
     beginnings = {kernel[: len(name)]: kernel for kernel in known} | {k: k for k in known}
     meant = [beginnings[match] for match in nearest(name, beginnings)]
     raise UsageError(
@@ -131,11 +131,11 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
 class KernelDetails(NamedTuple):
     """What stages know about a kernel; None means unknown.
 
-    `nodes` has the nodes of each call. `untuned_s` and `tuned_s` are the seconds of a single call, measured alone: with
-    the rule's schedule, and with the search's (None if the search found no better one). `flops` are the operations of
-    a call, and `least_s` is its time at the roofline. The search measured `trials` schedules; `failed` counts failures,
-    and the best took `best_trial_s`. `size_speedups` are the speedups over the rule's schedule at several sizes; other
-    times are then geometric means, and `flops` and `least_s` are unknown.
+    `nodes` names the nodes of each call. `untuned_s` and `tuned_s` are the seconds of a single call, measured alone:
+    with the rule's schedule, and with the search's (None if the search found no better one). `flops` are the operations
+    of a call, and `least_s` is its time at the roofline. The search measured `trials` schedules; `failed` counts
+    failures, and the best took `best_trial_s`. `size_speedups` are the speedups over the rule's schedule at several
+    sizes; other times are then geometric means, and `flops` and `least_s` are unknown.
     """
 
     row: KernelRow
@@ -319,7 +319,7 @@ class KernelRow(NamedTuple):
 def list_kernel_rows(
     built: BuildFacts, facts: KnownFacts, workload_names: Mapping[str, str] = MappingProxyType({})
 ) -> list[KernelRow]:
-    """Return the kernels of a build, slowest first; `workload_names` has the names of equal kernels."""
+    """Return the kernels of a build, slowest first; `workload_names` holds the names of equal kernels."""
     rules = {name: rule for rule, names in built.schedule_rules.items() for name in names}
     calls = list_kernel_calls(facts)
     shares = {kernel.name: kernel.share for kernel in list_kernel_shares(facts)}

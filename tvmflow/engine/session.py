@@ -73,7 +73,8 @@ def run_plan(
     """Bring every stage of a plan up to date and deliver the files of its recipes.
 
     A damaged file in the store is set aside, and its stage runs again. Events come from several threads.
-    `on_progress` gets a function that returns the report so far: when stages begin, and after each stage.
+    `on_progress` is called when stages begin, and after each stage that was not a hit, with a function that returns
+    the report so far.
 
     Raises:
         TvmflowError: for a problem that ends the whole run, such as a full disk.

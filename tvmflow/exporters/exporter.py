@@ -63,7 +63,7 @@ class ExportRequest(NamedTuple):
 class BuiltModel(NamedTuple):
     """A linked library with signature and manifest, and a library for TVM's virtual machine, if any.
 
-    `forms` has the files that `build` compiled (form -> file name -> path), `exported_files` the files of earlier
+    `forms` holds the files that `build` compiled (form -> file name -> path), `exported_files` the files of earlier
     exporters by name in `dist`. `c_code` is the folder with the library's C code and objects.
     """
 

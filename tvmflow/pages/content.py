@@ -16,7 +16,7 @@ class Library(NamedTuple):
     """A build, and the same build in the baseline (`previous`).
 
     `judgement` is about the change of the latency; with `is_same`, both builds have the same measurement. `note` says
-    how the latency was measured, or why it was not. `files` have sizes in bytes; `machine` is the target machine.
+    how the latency was measured, or why it was not. `files` maps names to sizes in bytes; `machine` is the target.
     """
 
     build: Build
@@ -159,7 +159,7 @@ class Page(NamedTuple):
     """The content of a page.
 
     `kind` is `Run` or `Release`. `previous` names the baseline, if any. `links` are (text, address) pairs, `provenance`
-    has (title, rows of names and values), and `stages` are in topological order.
+    lists (title, rows of names and values), and `stages` are in topological order.
     """
 
     kind: str

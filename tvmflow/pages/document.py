@@ -55,7 +55,7 @@ def render_document(
 ) -> str:
     """Return the reproducible HTML of a page, which loads nothing and works without JavaScript.
 
-    `kind` is shown above the title, `lead` and `facts` below it. `contents` has id, title and content of each section.
+    `kind` is shown above the title, `lead` and `facts` below it. `contents` lists id, title and content of sections.
     """
     sections = [(name, heading, markup) for name, heading, it in contents if (markup := join(it))]
     style, script = _read("page.css"), _read("page.js")

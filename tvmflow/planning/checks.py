@@ -503,7 +503,7 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
     for need in spec.needs:
         traits = STAGES[need.maker].TRAITS.run
         if traits.searches:
-            # A lock file has the schedules that the search chose, and no outputs of the search.
+            # A lock file holds the schedules that the search chose, and no outputs of the search.
             name = f"{need.stage}/{chosen_file(need)}"
             inputs[name] = recipe.stages[spec.label].inputs.get(name, "")
         elif traits.is_locked:
@@ -555,7 +555,7 @@ def reuse_searched(
 ) -> StageSpec:
     """Return a stage that reads a lock file's choices in place of those of some searches.
 
-    Raises RecipeError if such a file has another sha256 than `digests` has for its role.
+    Raises RecipeError if such a file has another sha256 than `digests` holds for its role.
     """
     searched = [need for need in spec.needs if need.maker in searches]
     files = []

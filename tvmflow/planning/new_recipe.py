@@ -66,7 +66,7 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
 class Model(NamedTuple):
-    """A model for a recipe: `source` has the fields below `model`, `size` the bytes of its local files.
+    """A model for a recipe: `source` holds the fields below `model`, `size` the bytes of its local files.
 
     `states` are the inputs that look like states, as `state` in a recipe has them.
     """
@@ -92,8 +92,8 @@ class Choices(NamedTuple):
 class NewRecipe(NamedTuple):
     """The text of a recipe, and its gaps and notes.
 
-    `open_lines` are the numbers of lines with SIZE in place of an unknown size; `open_shapes` has the inputs with such
-    sizes. `batches_of_one` has the inputs whose dynamic batch became 1, with their shapes in model and recipe.
+    `open_lines` are the numbers of lines with SIZE in place of an unknown size; `open_shapes` holds the inputs with
+    such sizes. `batches_of_one` holds the inputs whose dynamic batch became 1, with their shapes in model and recipe.
     """
 
     text: str

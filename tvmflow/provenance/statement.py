@@ -252,7 +252,7 @@ def make_measurement_statement(
 ) -> bytes:
     """Return the statement with measurements as canonical JSON; `subjects` maps files to sha256.
 
-    `statement` is the text of `make_statement`, and `sources` has the recipe and its pipeline, if known.
+    `statement` is the text of `make_statement`, and `sources` holds the recipe and its pipeline, if known.
     """
     stages = [
         (stage, stage.settings)

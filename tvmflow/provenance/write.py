@@ -90,7 +90,7 @@ def _warn_of_replaced_recipe(
 ) -> None:
     """Log a warning if the folder has the files of another recipe with the same name."""
     other, own = read_note(store, paths).get("recipe"), recipe_path(delivered)
-    # Not for moved recipes, nor for recipes of `tvmflow build`, which are in the store.
+    # Do not warn about moved recipes, or recipes of `tvmflow build`, which are in the store.
     if not isinstance(other, str) or other == own or not Path(other).is_file():
         return
     if not Path(other).is_relative_to(store.root):

@@ -77,8 +77,8 @@ class LockedKernel(ClosedModel):
 class Measurements(ClosedModel):
     """The measurements of a target when the lock file was written. Informational, not enforced.
 
-    `coverage` is the share of the time in tuned kernels; `bytes` has the sizes of the delivered files. `compared_us`
-    has the latency of each compared runtime, by name and version.
+    `coverage` is the share of the time in tuned kernels; `bytes` holds the sizes of the delivered files. `compared_us`
+    holds the latency of each compared runtime, by name and version.
     """
 
     accuracy: float | None = None
@@ -92,8 +92,8 @@ class Measurements(ClosedModel):
 class LockedTarget(ClosedModel):
     """A target, its kernels by workload, and the measurements when the lock file was written.
 
-    `peak_gflops` is the peak of the machine that chose the schedules. `choices` has the operators for which a measured
-    alternative replaces the rule's choice.
+    `peak_gflops` is the peak of the machine that chose the schedules. `choices` holds the operators for which a
+    measured alternative replaces the rule's choice.
     """
 
     tvm: dict[str, Json]

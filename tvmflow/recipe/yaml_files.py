@@ -361,7 +361,7 @@ class Problem(NamedTuple):
 class Document(NamedTuple):
     """A YAML document: its value, and by path the positions of values and names and the text of scalars.
 
-    `value` contains `UNREADABLE` in place of values with problems; `unreadable` has the paths of such values.
+    `value` contains `UNREADABLE` in place of values with problems; `unreadable` lists the paths of such values.
     """
 
     path: Path

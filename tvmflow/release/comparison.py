@@ -293,7 +293,7 @@ class Comparison(NamedTuple):
 
 
 def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
-    """Compare two sides; `store` has the pre-images of the runs' stages."""
+    """Compare two sides; `store` holds the pre-images of the runs' stages."""
     common = _pair_builds(before, after)
     figures = [
         figure

@@ -255,8 +255,8 @@ _SUMS_SEPARATOR: Final = "  "
 class ReleaseResult(NamedTuple):
     """The outcome of a release: its folder, which is not created if gates fail, and the comparison.
 
-    `comparisons` has all recipes and targets; `content` has the changes since the release `previous`, which is empty
-    for the first release.
+    `comparisons` holds all recipes and targets; `content` holds the changes since the release `previous`, which is
+    empty for the first release.
     """
 
     folder: Path

@@ -55,7 +55,7 @@ class MeasuredTarget(ClosedModel):
 class MeasurementsFile(ClosedModel):
     """The file of measurements of a release.
 
-    `compared_with` is the name of the previous release or "", `gates` has the limits, `recipes` the measurements by
+    `compared_with` is the name of the previous release or "", `gates` holds the limits, `recipes` the measurements by
     recipe and target, and `verification` the documents of `verify`.
     """
 
@@ -223,12 +223,12 @@ class TargetComparison(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The latency of the new library in seconds: interleaved if available."""
+        """The new library's latency in seconds, from an interleaved measurement if there is one."""
         return self.latencies.current_s if self.latencies else latency_of(self.current)
 
     @property
     def previous_seconds(self) -> float | None:
-        """The latency of the previous library in seconds: interleaved if available."""
+        """The previous library's latency in seconds, from an interleaved measurement if there is one."""
         return self.latencies.previous_s if self.latencies else latency_of(self.previous)
 
 

@@ -1,4 +1,4 @@
-"""HTML pages of releases, and comparisons of pages with another run, release or delivery."""
+"""HTML pages of releases; comparison of a page's builds with another run, release or delivery."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe_release(name: str, lock: LockFile) -> Page:
         kind="Release",
         title=name,
         about=_list_facts(lock),
-        links=(("Measurements, and the comparison with the release before", MEASUREMENTS_PAGE),),
+        links=(("Measurements, and the comparison with the previous release", MEASUREMENTS_PAGE),),
         libraries=tuple(_list_locked(lock)),
         provenance=_list_provenance(lock),
     )
@@ -244,7 +244,7 @@ _SHOWN_NAMES: Final = 3
 
 
 def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Page:
-    """Return a page with its builds compared with another side's; `store` has the runs' pre-images.
+    """Return a page with its builds compared with another side's; `store` holds the runs' pre-images.
 
     Raises:
         UsageError: If both sides are the same, or have no common build.

@@ -162,7 +162,7 @@ def _is_dense(value: Any, spec: TensorSpec) -> bool:
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of a name; cached, because NumPy parses the name each time."""
+    """Return the NumPy dtype with this name; cached, because NumPy parses the name each time."""
     import numpy as np
 
     return np.dtype(name)

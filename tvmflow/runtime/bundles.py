@@ -1,6 +1,6 @@
 """Reading bundles (`.tvmflow` files), which are untrusted and may be for another machine.
 
-Nothing is unpacked to a path that a bundle names. No entry is larger than the bundle. The manifest has the size and
+Nothing is unpacked to a path that a bundle names. No entry is larger than the bundle. The manifest states the size and
 digest of every other entry.
 """
 
@@ -43,7 +43,7 @@ _MAX_JSON_BYTES: Final = 16 << 20
 class Bundle(NamedTuple):
     """The content of a bundle: a library, or the bundles of the model's parts by name, in order.
 
-    The library is in `library`, or in `library_file` if it was written to a file; `problems` has a sentence for
+    The library is in `library`, or in `library_file` if it was written to a file; `problems` holds a sentence for
     each file that differs from the manifest.
     """
 
@@ -370,7 +370,12 @@ def check_zip_end(stream: IO[bytes]) -> None:
 
 
 def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[str]:
-    """Return the names of a zip's entries; Unreadable for one that no delivered file has."""
+    """Return the names of a zip's entries.
+
+    Raises:
+        Unreadable: if there are none or too many, if they are too large, or if one is not a regular file, is encrypted,
+            is a duplicate, or points outside of the zip.
+    """
     if not entries or len(entries) > _MAX_ENTRIES:
         raise Unreadable(f"it has {len(entries)} entries")
     names: set[str] = set()

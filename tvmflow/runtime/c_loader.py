@@ -443,7 +443,7 @@ def _in_c(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 class _Memory:
-    """The memory of one context, allocated by Python so that it can be read: `block` has its tensors."""
+    """The memory of one context, allocated by Python so that it can be read: `block` holds its tensors."""
 
     def __init__(self) -> None:
         self.block = bytearray()
@@ -609,7 +609,7 @@ class StepContext(_Context):
     def step(
         self, sizes: Mapping[str, int], inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
-        """Compute the next step into `outputs`; `sizes` has all dimensions except the states' length."""
+        """Compute the next step into `outputs`; `sizes` holds all dimensions except the states' length."""
         for place, name in enumerate(self._dimension_names):
             if name in sizes and self._sizes.get(place) != sizes[name]:
                 self._check(self._functions["set_dimension"](self._handle, place, sizes[name]))

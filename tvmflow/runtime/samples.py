@@ -489,7 +489,7 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
         shapes = {batch.shape[1:] for batch in batches}
         if len(shapes) > 1:
             raise StageError(
-                f"output '{name}' has samples of several sizes, which are no one array: "
+                f"output '{name}' has samples of several sizes, which do not fit in one array: "
                 f"{', '.join(map(str, sorted(shapes)))}",
                 fix="give inputs of one size at a time",
             )

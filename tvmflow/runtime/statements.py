@@ -77,7 +77,7 @@ class Statement(NamedTuple):
 
     @property
     def text_digest(self) -> str:
-        """The sha256 (hex) of its canonical text, which is its text if tvmflow wrote it."""
+        """The sha256 (hex) of the statement as canonical JSON, which is how tvmflow writes statements."""
         return hashlib.sha256(canonical(self.body)).hexdigest()
 
     @property

@@ -294,7 +294,7 @@ def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
     began = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = f"{folder}/{name}"
-        # The lease may be gone by now. Anything but a file is no lease, and the next run removes it.
+        # The lease may be gone by now. Anything but a file is not a lease, and the next run removes it.
         if not os.path.isfile(path):
             continue
         try:
@@ -394,7 +394,10 @@ class SharedLease:
 
 
 class Claim:
-    """A claimed key and its folders: `out` is empty for outputs, `work` keeps files to resume from."""
+    """A claimed key and its folders.
+
+    `out`, initially empty, receives the outputs; `work` keeps files from earlier attempts to resume from.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

@@ -100,7 +100,7 @@ def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Fi
 
 def _set_aside_record(store: LocalStore, key: str) -> bool:
     """Set aside a record that is still damaged under the exclusive lock; return whether it was."""
-    # A separate object, so that its `damage` has only this record.
+    # A separate object, so that its `damage` holds only this record.
     checked = LocalStore(store.root)
     with disk.use_lock(store.root, exclusive=True):
         checked.record(key)

@@ -161,8 +161,8 @@ class StoredResult(NamedTuple):
     """A finished stage: its record, and when its result was last used.
 
     The label is `RECIPE:STAGE[/TARGET]` of a recipe that needs the result, or else that needed it first. `size` is the
-    record's size in bytes. Files and inputs are digests. `signatures` has a line per signer of a fetched result; it is
-    None for a result made here.
+    record's size in bytes. Files and inputs are digests. `signatures` holds a line per signer of a fetched result; it
+    is None for a result made here.
     """
 
     key: str

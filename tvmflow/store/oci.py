@@ -635,7 +635,7 @@ class Repository:
     def _repeat(
         self, function: Callable[[], T], size: int = 0, statuses: Collection[int] = RETRYABLE
     ) -> T:
-        """Return a function's result within a few attempts; each has the time for transferring `size` bytes."""
+        """Return a function's result; retry on `statuses`. Timeouts allow for transferring `size` bytes."""
         attempt = 0
         while True:
             attempt += 1

@@ -278,7 +278,7 @@ class SourceFiles:
         note_snapshot(file, snapshot, self._store)
         if snapshot.license and not license_expression(snapshot.license):
             _log.warning(
-                "%s: the license on the Hub, %s, is no SPDX expression: bills of materials have it as a name, "
+                "%s: the license on the Hub, %s, is not an SPDX expression: bills of materials have it as a name, "
                 "unless the recipe has `license:`",
                 file.repository,
                 quoted(snapshot.license),

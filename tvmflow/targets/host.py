@@ -62,7 +62,7 @@ class Host(NamedTuple):
 
     @property
     def triple(self) -> str:
-        """LLVM's name of this machine's platform."""
+        """The LLVM target triple of this machine."""
         libc = f"{self.libc}eabihf" if self.arch == "armv7" else self.libc
         suffixes = {"macos": "apple-macos13", "windows": "pc-windows-msvc"}
         return f"{self.arch}-{suffixes.get(self.system, f'linux-{libc}')}"

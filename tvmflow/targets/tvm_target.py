@@ -41,7 +41,7 @@ def target_kind(tvm: TvmTarget) -> str:
 
 
 def target_words(tvm: TvmTarget) -> list[str]:
-    """Return those of a target's kind, triple, CPU and architecture that it names."""
+    """Return a target's kind, triple, CPU and architecture, as far as it states them."""
     return [str(tvm[field]) for field in ("kind", "mtriple", "mcpu", "arch") if field in tvm]
 
 

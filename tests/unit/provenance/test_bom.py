@@ -88,7 +88,7 @@ def test_the_official_schema_accepts_it(world: World) -> None:
 def test_the_license_on_the_hub_is_that_of_the_model(
     stated: str, licenses: list[Any] | None, tmp_path: Path
 ) -> None:
-    """Where the recipe names none; one that is no SPDX expression is a name."""
+    """Where the recipe names none; one that is not an SPDX expression is a name."""
     made = World(tmp_path, url=f"hf://org/net/net.onnx@{COMMIT}")
     file = HubFile("org/net", "net.onnx", COMMIT)
     note_snapshot(file, Snapshot(COMMIT, stated, False, {}), made.store)

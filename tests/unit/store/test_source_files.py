@@ -258,7 +258,7 @@ def test_a_license_that_is_no_spdx_expression_is_reported_once(
     for _ in range(2):
         sources.resolve(at(hub.address("onnx/model.onnx")))
     [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert message.startswith("org/net: the license on the Hub, 'gemma', is no SPDX expression")
+    assert message.startswith("org/net: the license on the Hub, 'gemma', is not an SPDX expression")
 
 
 def test_offline_is_an_error_of_the_environment(

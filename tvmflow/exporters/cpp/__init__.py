@@ -71,7 +71,7 @@ class Library(NamedTuple):
 class _Tensors(NamedTuple):
     """All inputs, outputs, and tensors between parts.
 
-    `arguments` and `results` have indices in `table` of each library's inputs and outputs. `copies` has (output,
+    `arguments` and `results` hold indices in `table` of each library's inputs and outputs. `copies` holds (output,
     source) indices of model outputs that no library writes.
     """
 

@@ -111,7 +111,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 @functools.cache
 def detect_device() -> Detection:
-    """Return this machine's first device; another process asks the driver."""
+    """Return this machine's first device; a child process queries the driver."""
     try:
         answer = probe_in_process(OpenclBackend.KIND, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)

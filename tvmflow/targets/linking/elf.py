@@ -139,7 +139,7 @@ _WORD: Final = 8
 
 
 class _Machine(NamedTuple):
-    """The machine in an object's header: `ident` has class, byte order and system; `flags` has the ABI."""
+    """The machine in an object's header: `ident` holds class, byte order and system, `flags` the ABI."""
 
     ident: bytes
     number: int
