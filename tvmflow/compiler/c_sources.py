@@ -63,7 +63,7 @@ def _with_llvm(
     kernel: tirx.PrimFunc, source: KernelSource, functions: SourceFunctions
 ) -> tirx.PrimFunc:
     """Return a kernel that calls the functions in the LLVM IR; StageError if one is missing or mismatched."""
-    # Raised after the traversal: an exception that a callback raises through TVM's code loses its type.
+    # Raised after the traversal, because an exception that a callback raises through TVM's code loses its type.
     problems: list[StageError] = []
 
     def replace(statement: tirx.AttrStmt) -> tirx.AttrStmt:

@@ -141,7 +141,7 @@ def expand_float16_conversions(cast: tirx.Cast) -> Any:
     """Convert float16 by integer operations where a CPU has no instruction for it."""
     source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
     if source == target or "float64" in (source, target):
-        # unchanged: a conversion via float32 would round twice
+        # unchanged, because a conversion via float32 would round twice
         return cast
     if source == _FLOAT16:
         wide = to_float32(cast.value)

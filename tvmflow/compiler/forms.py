@@ -62,7 +62,7 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     model = inputs.model
     copy_objects_of(model.mod, model.compile_without_weights(), model.target, folder)
     pairs = zip(ir.list_weights(model.mod["main"]), model.weights, strict=True)
-    # The index makes names unique, as lifting may repeat them, and keeps the order: safetensors sorts by name.
+    # The index makes names unique, as lifting may repeat them, and keeps the order, because safetensors sorts by name.
     arrays = {f"{index:04d}.{var.name}": weight for index, (var, weight) in enumerate(pairs)}
     save_file(arrays, folder / form_names.WEIGHTS_FILE)
 

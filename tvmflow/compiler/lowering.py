@@ -301,7 +301,7 @@ class ScheduledModel(NamedTuple):
             raise AssertionError(
                 f"main takes {len(params)} weights, but {len(self.weights)} were computed"
             )
-        # By variable, not by name: lifting may give two parameters the same name.
+        # By variable, not by name, because lifting may give two parameters the same name.
         values = dict(zip(params, map(tvm.runtime.tensor, self.weights), strict=True))
         return compile_model(relax.transform.BindParams("main", values)(self.mod), self.target)
 

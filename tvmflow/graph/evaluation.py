@@ -67,7 +67,7 @@ def evaluate_fields(
         if (value := _evaluate(binding.value, values)) is None:
             return None
         values[binding.var] = value
-        # values are freed after their last use: those of a large model do not fit into memory together
+        # free values after their last use, because all values of a large model do not fit into memory together
         for var in reads[step]:
             if last_uses[var] == step:
                 values.pop(var, None)

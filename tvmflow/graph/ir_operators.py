@@ -119,7 +119,7 @@ class Recurrent(ModelOperator):
     Attributes:
         kind: The operator.
         is_reversed: For each direction, whether it begins at the end of a sequence.
-        activations: For each direction, those of the functions f, g and h in ONNX's equations that the layer has.
+        activations: For each direction, the functions f, g and h in ONNX's equations, as far as the layer has them.
         clip: The largest absolute value of a gate before its activation; None without limit.
         has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
         resets_product: True if a GRU's reset gate multiplies the matmul of the state and the recurrent weights

@@ -310,7 +310,7 @@ class Budget:
         ]
         if not open_ones:
             return {}
-        # Of several equal gains, the first one wins: histories are sorted.
+        # Of several equal gains, the first one wins, because histories are sorted.
         chosen = max(open_ones, key=self._expected_gain)
         return {chosen.share.key: min(BATCH_SIZE, left, self._room(chosen))}
 

@@ -348,7 +348,7 @@ class WorkloadLedger(WorkloadRecords):
                     is_new = True
                     continue
                 if is_new and not self._has_header:
-                    # write the header: an empty file would look as if trials were lost
+                    # write the header, because an empty file would look as if trials were lost
                     self._write(descriptor, [])
                 yield descriptor
                 return

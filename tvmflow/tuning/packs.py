@@ -384,7 +384,7 @@ def import_pack(
     """
     with _open_file(path) as file:
         descriptions = _check(path, file)
-        # Read the same open file again: the path may have another file by now.
+        # Read the same open file again, because the path may have another file by now.
         workloads = _read_workloads(path, file)
         return import_trials(root, str(path), descriptions, workloads, machine_class, checker)
 

@@ -662,7 +662,7 @@ class Proposals:
     def _draw(self) -> Iterator[Candidate]:
         """Yield schedules from MetaSchedule; the last ones are random, because evolution misses some."""
         if self._can_evolve:
-            # Drop random schedules of an earlier draw: evolution finds better ones.
+            # Drop random schedules of an earlier draw, because evolution finds better ones.
             self._left_over.clear()
         while self._left_over:
             yield self._left_over.popleft()

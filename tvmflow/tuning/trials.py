@@ -68,7 +68,7 @@ class Trial(NamedTuple):
 
     Attributes:
         id: The digest of the trace.
-        trace: The instructions and decisions, with which TVM makes the schedule again.
+        trace: The instructions and decisions from which TVM makes the schedule again.
         run_secs: Seconds per call, one value for each repeat; empty if the trial failed. For a kernel with dynamic
             shapes, the geometric means over the measured sizes.
         failure: Why there are no times; None if there are.

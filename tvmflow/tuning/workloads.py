@@ -247,7 +247,7 @@ class _Digester:
 
         if isinstance(value, tvm.ir.Var):
             index, self._count = self._count, self._count + 1
-            # Store the digest before the type is digested: a shape may contain the variable itself.
+            # Store the digest before the type is digested, because a shape may contain the variable itself.
             digest = self._digests[handle] = _hashed_text(b"variable", str(index))
             self._variable_types.append(b"")
             self._variable_types[index] = self._digest(value.ty)

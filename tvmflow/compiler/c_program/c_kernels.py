@@ -145,7 +145,7 @@ def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.P
         if isinstance(offset := param.ty.elem_offset, ir.Var):
             declarations.append(tirx.Bind(offset, tirx.const(0, str(offset.ty.dtype))))
         declarations.append(tirx.DeclBuffer(param, data=pointer))
-    # Assertions are removed: the C code of the program checks whether a kernel failed.
+    # Assertions are removed, because the C code of the program checks whether a kernel failed.
     body = tvm_ffi.structural_map(function.body, (tirx.AssertStmt, lambda _: tirx.Evaluate(0)))
     # LowerTVMBuiltin and the code generator expect these attributes around a kernel.
     for pointer in pointers:
@@ -239,7 +239,7 @@ def _keep_code(lines: list[str]) -> Iterator[str]:
 # Blocks of channels are as wide as vectors, whose widths differ between ISA levels. All levels share weights in blocks
 # of the widest vectors: a kernel with narrower vectors reads parts of these blocks.
 
-# Smaller weights keep their layout: sharing them saves too little.
+# Smaller weights keep their layout, because sharing them saves too little.
 _MIN_BYTES: Final = 4096
 # The rows and columns of Winograd's transformed kernels, F(2×2), F(4×2) and F(4×4).
 _EDGES: Final = (4, 6)

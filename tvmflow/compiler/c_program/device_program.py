@@ -138,7 +138,7 @@ _IS_DEVICE_FUNCTION: Final = "tirx.is_global_func"
 _LAUNCH: Final = "tirx.call_ffi_kernel"
 _DYNAMIC_MEMORY: Final = "tirx.use_dyn_shared_memory"
 _AXES: Final = "xyz"
-# A kernel with more launches is rejected: their code would be too large.
+# A kernel with more launches is rejected, because their code would be too large.
 _MOST_LAUNCHES: Final = 1 << 16
 
 _LONGEST_NAME: Final = 60

@@ -138,7 +138,7 @@ def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> di
 
 
 def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function with fewer branches and expressions: browsers compile slowly.
+    """Return a function with fewer branches and expressions, because browsers compile slowly.
 
     Conditions lose their short-circuit evaluation, so values that are not needed may be loaded. That is safe: WGSL
     defines the result of any load and any division. With SwiftShader, each further branch in a loop doubles the

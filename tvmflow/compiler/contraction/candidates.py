@@ -709,7 +709,7 @@ def largest_divisor(extent: int, limit: int) -> int:
 
 
 def pad_dot_rows(rows: int) -> int:
-    """Return the number of rows padded to whole tiles: dot products cannot compute a part of a tile."""
+    """Return the number of rows padded to whole tiles, because dot products compute only whole tiles."""
     if rows <= max(_DOT_ROWS):
         return rows
     return next(n for n in itertools.count(rows) if any(n % tile == 0 for tile in _DOT_ROWS))

@@ -171,7 +171,7 @@ class DequantizeMover(TargetRewriter):
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
     def _with_own_conversions(self, call: Any) -> Any:
-        """Return a call with its own dequantizes of its operands: fusion does not duplicate shared ones."""
+        """Return a call with its own dequantizes of operands, because fusion does not duplicate shared ones."""
         pairs = [(argument, self._find_conversion(argument)) for argument in call.args]
         arguments = [arg if source is None else self.emit(source) for arg, source in pairs]
         return relax.Call(call.op, arguments, call.attrs, call.ty_args)

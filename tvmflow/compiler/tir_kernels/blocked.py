@@ -559,7 +559,7 @@ def dot_dense(products: Products, x: Any, w: Any, results: int, rows: int = 0) -
 
 
 def _round_up(points: IrSize) -> IrSize:
-    """Return the points padded to whole register tiles: instructions cannot compute a part of a tile."""
+    """Return the points padded to whole register tiles, because instructions compute only whole tiles."""
     if is_dynamic(points):
         return divide_up(points, _DYNAMIC_TILE) * _DYNAMIC_TILE
     return pad_dot_rows(points)
