@@ -208,7 +208,7 @@ class Graph:
     ) -> onnx.NodeProto:
         names = [self.new_name() for _ in range(count)]
         inputs = [operand.name for operand in operands]
-        # Nodes stay unnamed: names would have to be unique.
+        # Nodes stay unnamed, because names would have to be unique.
         node = helper.make_node(operator, inputs, names, doc_string=self.prefix)
         node.attribute.extend(helper.make_attribute(*entry) for entry in attributes.items())
         return node

@@ -51,7 +51,7 @@ NAME: Final = "choose"
 
 _LOG: Final = "choices.log"
 
-# Larger models are not measured: two libraries have their weights in memory at once.
+# Larger models are not measured, because two libraries have their weights in memory at once.
 _MAX_WEIGHT_BYTES: Final = 1 << 30
 
 

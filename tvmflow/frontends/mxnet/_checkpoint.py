@@ -186,7 +186,7 @@ def label(node: Node) -> str:
 
 
 def count_outputs(symbol: Symbol, index: int) -> int:
-    """Return the number of outputs of a node, as far as the graph reads them: symbols do not store it."""
+    """Return the number of a node's outputs that the graph reads, because symbols do not store it."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return 1 + max(
         (output for source, output in (*read, *symbol.heads) if source == index), default=0

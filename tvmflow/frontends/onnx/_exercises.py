@@ -46,7 +46,7 @@ class ObservedModel(NamedTuple):
 def observe_model(model: ModelProto, skeleton: ModelProto) -> ObservedModel:
     """Return a model that also returns the share of each branch, except for nodes in subgraphs.
 
-    The skeleton is the same model without the data of large weights, in which types are inferred faster.
+    The skeleton is the same model without the data of large weights; types are inferred faster in it.
     """
     inlined = inline_functions(model)
     typed = inline_functions(skeleton)

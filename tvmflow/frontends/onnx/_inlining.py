@@ -655,7 +655,7 @@ class _Counters:
         return True
 
     def _evaluator(self, values: Sequence[str], opset: int) -> _Evaluator:
-        """Return a function that computes values of the body, given those of counters and iteration number."""
+        """Return a function that computes values of the body from counter values and iteration number."""
         needed, kept = set(values), []
         for node in reversed(self._nodes):
             if not needed.isdisjoint(node.output):

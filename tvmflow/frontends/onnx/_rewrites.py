@@ -494,8 +494,8 @@ def _add_rms_norm(
 ) -> str | None:
     """Add x / √(mean(x²) + ε) · scale, in float32 for float16; None if no type is known yet.
 
-    The first operand's type is the type of x, and the type of the factors (position `scale`) that of the result. The
-    mean is over the axes from `axis` (negative) on. If `inverse` is given, a result of this name is
+    The first operand has the type of x, and the factors (position `scale`) have the type of the result. The mean is
+    over the axes from `axis` (negative) on. If `inverse` is given, a result of this name is
     1 / √(mean(x²) + ε) as float32.
     """
     types, known = (node.type_of(0), node.type_of(scale)), node.element_type

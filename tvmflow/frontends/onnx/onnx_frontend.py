@@ -142,7 +142,7 @@ class OnnxFrontend(OneFileFrontend):
 
         path = link_files(files, scratch)
         inlines = False
-        # errors are ignored here: the reference reads the same file, and explains them
+        # errors are ignored here, because the reference reads the same file, and explains them
         with contextlib.suppress(Exception):
             inlines = mixes_opsets(read_without_large_tensors(path))
         if tensors or inlines:

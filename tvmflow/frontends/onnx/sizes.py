@@ -147,7 +147,7 @@ class Sizes(SizeRanges):
             return None
 
     def materialize(self, names: Sequence[str]) -> None:
-        """Make tensors of those values that follow from the dimensions, for operators that compute with data."""
+        """Make tensors of the values that follow from dimensions, for operators that compute with data."""
         for name in names:
             if name in self._known and name not in self._nodes:
                 self._nodes[name] = self.tensor(self._known[name])

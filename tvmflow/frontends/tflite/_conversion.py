@@ -245,7 +245,7 @@ def _local_response_normalization(operation: Operation) -> None:
 
 # ---------------------------------------------------------------- recurrent layers
 
-# Sequences are unrolled: each step becomes separate nodes.
+# Sequences are unrolled, so each step becomes separate nodes.
 _MAX_STEPS: Final = 256
 
 _Step = Callable[[Value], Value]

@@ -411,7 +411,7 @@ def _estimate(
     """Return the cycles of a layer in float32 and in int8."""
     call, weights = flow.values[layer.var], ir.known_shape(layer.weights)
     size, steps = math.prod(weights), 1
-    # dynamic dimensions are left out: they are about the same in all layers
+    # dynamic dimensions are left out, because they are about the same in all layers
     if layer.is_recurrent:
         # each step reads all weights
         sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]

@@ -308,7 +308,7 @@ def _choose_layers(
                 fix=f"the layers are {names_text(names[:20])}",
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    # other targets have no kernel for quantized tables: they would be stored as floats again, with an error and no gain
+    # other targets have no kernel for quantized tables, so these would be floats again, with an error and no gain
     has_kernels = _find_cpu(settings) is not None
     return layers, tables if has_kernels else (), frozenset(skipped)
 

@@ -179,7 +179,7 @@ def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def multiplies_integers(mod: tvm.IRModule) -> bool:
-    """Return whether a model is quantized already: a layer reads a dequantized tensor, not an input."""
+    """Return whether a model is quantized already: a layer reads a dequantized non-input tensor."""
     main = mod["main"]
     flow = ir.DataFlow(main)
     inputs = set(main.params[: int(main.attrs["num_input"])])

@@ -406,7 +406,7 @@ def _compare_as_whole(actual: Array, expected: Array, error: Array) -> OutputCom
     agreement = _best_class_agreement(actual, expected)
     if agreement is not None:
         figures["best_class_agreement"] = agreement
-    # scale the values: their squares might overflow or underflow
+    # scale the values, because their squares might overflow or underflow
     unit = max(largest, np.abs(a).max(initial=0.0))
     if not unit:
         return {**figures, "rms_error": 0.0}

@@ -66,7 +66,7 @@ _LARGEST_INTEGER: Final = 1000
 _MAX_OBSERVED: Final = 8
 # Together, this many batches have enough values of each channel to detect a scaled one.
 _REPEATS: Final = 64
-# Repeats are drawn only for models whose tensors have at most this many elements: they take about a second.
+# Repeats are drawn only for models whose tensors have at most this many elements, because they take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
 # The tolerance for repeats. It is coarse, because in many batches some outputs are small by chance.
 _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)

@@ -25,7 +25,7 @@ from tvmflow.stages.verify.inputs import choose_tuning_sizes, read_dimensions
 from tvmflow.stages.verify.verdict import ImageComparison
 from tvmflow.stages.verify_settings import CHROMIUM, VerifySettings
 
-# The preprocessing of this many images of the data is compared with Pillow, and that of generated images.
+# The number of images of the data whose preprocessing is compared with Pillow's; generated images are compared, too.
 _COMPARED: Final = 4
 
 

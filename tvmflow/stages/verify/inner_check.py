@@ -44,7 +44,7 @@ from tvmflow.stages.verify.verdict import (
     list_compared,
 )
 
-# Tensors of fewer bytes are not searched in memory: they may be there by chance.
+# Tensors of fewer bytes are not searched in memory, because they may be there by chance.
 _MIN_BYTES: Final = 16
 
 

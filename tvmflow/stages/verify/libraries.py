@@ -451,7 +451,7 @@ class DeviceLibrary(_RemoteLibrary):
         return replace(self, library=library)
 
     def profile(self, feed: Feed) -> dict[str, float]:
-        """Return an empty profile: a session returns only outputs and times of whole calls."""
+        """Return an empty profile, because a session returns only outputs and times of whole calls."""
         del feed
         return {}
 

@@ -603,7 +603,7 @@ def _describe_undetected(comparison: OutputComparison) -> str:
 def _is_nothing_compared(verdict: Verdict, checks: CheckSettings) -> bool:
     """Return whether zeros would pass for every output with the default tolerance."""
     outputs = list_compared(verdict)
-    # index outputs do not count: a right classifier may choose class 0 for each input
+    # index outputs do not count, because a right classifier may choose class 0 for each input
     undetected = [output.get("undetected") for output in outputs if "reached" not in output]
     return (
         bool(undetected) and checks.has_default_tolerance and set(undetected) <= {ZEROS, ANYTHING}

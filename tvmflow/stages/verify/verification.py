@@ -88,7 +88,7 @@ def verify(settings: VerifySettings, context: StageContext) -> Verdict:
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     _write_json(context.out / MEASUREMENTS, verdict)
-    # If the library is rejected, the verdict keeps measurements: they contain the reason.
+    # If the library is rejected, the verdict keeps measurements, because they contain the reason.
     _write_json(
         context.out / VERDICT,
         verdict_without_measurements(verdict) if verdict["passed"] else verdict,
