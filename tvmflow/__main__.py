@@ -133,7 +133,7 @@ def _discard_output() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:
-        # no file descriptor is left to open os.devnull with: nothing can be written, not even an error
+        # no file descriptor is left to open os.devnull with, so nothing can be written, not even an error
         os.close(sys.stdout.fileno())
 
 

@@ -336,5 +336,5 @@ class _Listener:
         self.event: OnEvent = on_event or (lambda _: None)
 
     def interrupted(self) -> str:
-        """Return an empty note: the calling program reports interruptions itself."""
+        """Return an empty note, because the calling program reports interruptions itself."""
         return ""

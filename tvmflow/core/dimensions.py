@@ -369,7 +369,7 @@ def _replace(node: Any, sizes: Mapping[str, Size], text: str) -> ast.expr:
 
 
 def _constant(value: int) -> ast.expr:
-    """Return the tree of an integer, with -n as `0 - n`: expressions have no unary minus."""
+    """Return the tree of an integer, with -n as `0 - n`, because expressions have no unary minus."""
     if value >= 0:
         return ast.Constant(value)
     return ast.BinOp(ast.Constant(0), ast.Sub(), ast.Constant(-value))

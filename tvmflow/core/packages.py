@@ -87,7 +87,7 @@ def identity(distribution: str) -> str:
 
 
 def identify_installed(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the identities of those packages that are installed and can be identified."""
+    """Return the identities of the distributions that are installed and can be identified."""
     identities = {}
     for name in distributions:
         with contextlib.suppress(EnvironmentProblem):

@@ -176,7 +176,7 @@ class _ProblemReporter:
         self.problems: list[str] = []
 
     def add_failure(self, task: Task, fail_info: Any) -> None:
-        """Keep a failure, except that of a task itself or of a task before it, which have reported theirs."""
+        """Keep a failure, unless a task failed itself or needs a failed one: these are reported already."""
         if not isinstance(fail_info, TaskFailed | UnmetDependency):
             self.problems.append(f"{task.name}: {fail_info.get_msg()}")
 

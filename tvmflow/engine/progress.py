@@ -115,8 +115,8 @@ def render_line(line: Line, *, color: bool) -> str:
 class LiveRegion:
     """The last lines on a terminal, which are redrawn in place; the cursor stays visible at their end.
 
-    The size of the terminal is read for each frame, as a wrapped line could not be replaced. Lines that have wrapped
-    since, because the terminal became narrower, are counted.
+    The size of the terminal is read for each frame, because a wrapped line could not be replaced. Lines that have
+    wrapped since, because the terminal became narrower, are counted.
     """
 
     def __init__(self, stream: TextIO, *, color: bool) -> None:

@@ -107,7 +107,7 @@ def save_answer(
     files = [*packages.import_folders(), *_list_plan_files(prepared.plan, state)]
     key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
     paths = list(dict.fromkeys([*files, *prepared.reads, *key_file]))
-    # One stamp for all results: there may be tens of thousands.
+    # One stamp for all results, because there may be tens of thousands.
     folders = [
         *_list_watched_folders(prepared.plan),
         [root, *(path.removeprefix(root) for path in results)],

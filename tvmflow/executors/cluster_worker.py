@@ -386,7 +386,7 @@ def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor
         executor = _idle.pop()
     except IndexError:
         executor = ProcessExecutor()
-    # Started before anybody can cancel: a server that has not started cannot be cancelled.
+    # Started before anybody can cancel, because a server that has not started cannot be cancelled.
     executor.start()
     done = threading.Event()
 

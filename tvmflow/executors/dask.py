@@ -559,7 +559,7 @@ def serve_worker(
             name=name,
             host=own_address,
             resources=cluster_worker.offered_resources(description),
-            # No limit: dask would count the memory of stages as the worker's own.
+            # No limit, because dask would count the memory of stages as the worker's own.
             memory_limit=0,
             death_timeout=_DEATH_TIMEOUT_S,
             silence_logs=logging.CRITICAL,

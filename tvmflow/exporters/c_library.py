@@ -182,7 +182,7 @@ def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _libraries(request: ExportRequest) -> LibraryFiles:
-    """Return header and libraries; WebAssembly has only a static one: modules do not share memory."""
+    """Return header and libraries; WebAssembly modules share no memory, so they get only a static one."""
     names = LibraryFiles.of(request.name, request.triple)
     return names._replace(shared="", loader="") if names.loader else names
 

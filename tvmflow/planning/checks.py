@@ -498,7 +498,7 @@ def _list_differences(
 
 
 def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
-    """Return the digests of the outputs of other stages that a stage reads, as the lock file has them."""
+    """Return the digests of a stage's inputs from other stages, as recorded in the lock file."""
     inputs: dict[str, str] = {}
     for need in spec.needs:
         traits = STAGES[need.maker].TRAITS.run
@@ -510,7 +510,7 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
             locked = recipe.stages.get(need.stage_id.partition(":")[2])
             outputs: Mapping[str, str] = locked.outputs if locked else {}
             names = need.files or tuple(outputs)
-            # a stage has those of the files that it needs which the other one made
+            # of the files that the stage needs, the locked stage made only some
             inputs.update(
                 {f"{need.stage}/{name}": outputs[name] for name in names if name in outputs}
             )
@@ -553,7 +553,7 @@ def reuse_searched(
     store: LocalStore,
     digests: Mapping[str, str] | None = None,
 ) -> StageSpec:
-    """Return a stage that reads a lock file's choices in place of those of some searches.
+    """Return a stage that reads a lock file's choices in place of some searches' choices.
 
     Raises RecipeError if such a file has another sha256 than `digests` holds for its role.
     """

@@ -435,7 +435,7 @@ def _plan_recipe(
 ) -> tuple[list[PlannedRecipe], list[Path]]:
     """Plan a recipe or each of its variants; also return all files read."""
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
-    # All candidates are watched: a pipeline of that name may appear in a folder that is searched first.
+    # All candidates are watched, because a pipeline of that name may appear in a folder that is searched first.
     pipeline_name = request.pipeline or recipe.recipe.pipeline
     reads = [*recipe.read, pipeline.path, *pipeline_candidates(pipeline_name, recipe.path.parent)]
     model, folder = recipe.recipe.model, recipe.path.parent.absolute()

@@ -412,7 +412,7 @@ def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _inspect_content(path: Path, max_bytes: int) -> dict[str, Json]:
-    """Return those of `kind`, `content` and `problems` that a file has."""
+    """Return `kind`, `content` and `problems` of a file; each only if the file has it."""
     if path.name.endswith(SUFFIX):
         return _inspect_lock(path)
     if path.suffix in _DOCUMENT_SUFFIXES:

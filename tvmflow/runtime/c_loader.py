@@ -419,7 +419,7 @@ class NativeProgram:
         return tensor
 
     def wait(self) -> None:
-        """Do nothing: calls are synchronous."""
+        """Do nothing, because calls are synchronous."""
 
 
 def _list_entries(function: Callable[[], Any] | None) -> Iterator[Any]:

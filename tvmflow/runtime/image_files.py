@@ -99,7 +99,7 @@ def read_files(
 
 
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> None:
-    """Check that files are images, by their headers: no pixels are decoded.
+    """Check that files are images, by their headers, without decoding pixels.
 
     Raises:
         BundleError: with every file that is not an image.

@@ -230,7 +230,7 @@ class VirtualMachine:
             results = list_tensors(call())
             for index, (tensor, output) in enumerate(zip(results, outputs, strict=True)):
                 if output is None:
-                    # a copy: the runtime reuses the memory at the next call
+                    # a copy, because the runtime reuses the memory at the next call
                     results[index] = fetch_array(tensor)
                 else:
                     np.copyto(output, self.fetch(tensor))

@@ -88,7 +88,7 @@ class StoreFolder:
 
     def open_lock(self, path: str) -> int:
         """Return a descriptor of a lock file in the store, which is created if missing."""
-        # Asked only once: the lock's holder may remove the file at any time, which is not damage.
+        # Asked only once, because the lock's holder may remove the file at any time, which is not damage.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
                 self.set_aside(path)
@@ -250,7 +250,7 @@ class Notes:
 @contextlib.contextmanager
 def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
     """Hold `use.lock` for a moment, shared with other runs or exclusively."""
-    # Each call opens the file itself: threads sharing a descriptor would release each other's lock.
+    # Each call opens the file itself, because threads sharing a descriptor would release each other's lock.
     descriptor = StoreFolder(root).open_lock(f"{root}/use.lock")
     try:
         lock(descriptor, shared=not exclusive)
@@ -429,7 +429,7 @@ def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
 
 def release(folder: StoreFolder, claimed: Claim) -> None:
     """Remove the work folder of a claim after its result was stored."""
-    # Moved away first: the next process that waits for this key may create the same folder at once.
+    # Moved away first, because the next process that waits for this key may create the same folder at once.
     removed = folder.temporary_path()
     with contextlib.suppress(FileNotFoundError):
         os.rename(claimed.folder, removed)

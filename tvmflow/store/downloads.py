@@ -345,7 +345,7 @@ class _Job(NamedTuple):
         self.validator.unlink(missing_ok=True)
 
     def check_abandoned(self) -> None:
-        """Raise Interrupted once no caller waits for the file: another process may own the part then."""
+        """Raise Interrupted once no caller waits for the file, because another process may own the part then."""
         if self.abandoned.is_set():
             raise Interrupted("the download was stopped; the part that arrived is kept")
 

@@ -7,7 +7,7 @@ most `max_bytes`. Measured trials are never removed.
 
 Why nothing is removed that a run needs. A collection takes a lease of its own at time G. It lists the active
 leases, reads all action records with their modification times, and then `last/` and `pins/`. Let H be when the
-oldest of those leases began, so H <= G; nothing with a time from H on is evicted (less a margin for coarse clocks).
+oldest of these leases began, so H <= G; nothing with a time from H on is evicted (less a margin for coarse clocks).
 Each eviction holds `use.lock` exclusively, and happens only if the file still has the time that it was chosen by.
 
 - A run whose lease was listed: its results so far carry a time from H on, because `find` and `publish`, sharing
@@ -458,7 +458,7 @@ class EvictionPlan:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                # The change time counts: a file that a user put here may have been modified years ago.
+                # The change time counts, because a file that a user put here may have been modified years ago.
                 used_ns, size = status.st_ctime_ns, status.st_size
                 if used_ns < self._horizon_ns:
                     name = f"{digest[:12]}…{path.suffix}"

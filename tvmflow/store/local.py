@@ -334,7 +334,7 @@ class LocalStore:
                 fix="choose another store with --store DIR, or remove this one "
                 "(keep its folder `ledger`: it holds the measured trials)",
             )
-        # The remains of a store are recognized, as trials took hours; somebody else's folder must not be.
+        # The remains of a store are recognized, because trials took hours. Another folder must not be recognized.
         names = set(os.listdir(self.root)) if os.path.isdir(self.root) else set()
         is_store = names >= _CERTAIN or (bool(names & _RECOGNIZED) and names <= _OWN_NAMES)
         return "damaged" if is_store else "absent"

@@ -558,7 +558,7 @@ class Repository:
             return blob.size
 
         mount = {"mount": blob.digest, "from": mount_from} if mount_from else {}
-        # Each blob is sent once: a parallel second upload would be wasted.
+        # Each blob is sent once, because a parallel second upload would be wasted.
         with self._locks.setdefault(blob.digest, threading.Lock()):
             return self._repeat(lambda: put(mount), blob.size)
 

@@ -68,7 +68,7 @@ class FolderCache:
             shutil.copyfileobj(source, stream, _CHUNK)
 
     def close(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, because there is no connection."""
 
     def _find(self, path: str) -> Path:
         kind, name = path.split("/")

@@ -95,7 +95,7 @@ class BucketCache:
             raise Unreachable("it does not accept uploads (404)") from None
 
     def close(self) -> None:
-        """Do nothing: obstore closes its connections itself."""
+        """Do nothing, because obstore closes its connections itself."""
 
     def _handle(self, path: str) -> Any:
         return self._actions if path.startswith("ac/") else self._blobs
@@ -123,7 +123,7 @@ class ObjectSource:
             return bytes(next(self._pieces, b""))
 
     def close(self) -> None:
-        """Do nothing: obstore closes its connections itself."""
+        """Do nothing, because obstore closes its connections itself."""
 
 
 def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:

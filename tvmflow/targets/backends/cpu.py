@@ -39,7 +39,7 @@ class CpuBackend(Backend):
         return {"kind": target_kind(tvm)}
 
     def has_device(self) -> bool:
-        """Return True: every machine has a CPU."""
+        """Return True, because every machine has a CPU."""
         return True
 
     def unbuildable_reason(self, tvm: TvmTarget) -> str:
@@ -78,7 +78,7 @@ class CpuBackend(Backend):
         return ""
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
-        """Return nothing: a CPU has no separate device code."""
+        """Return nothing, because a CPU has no separate device code."""
         return b""
 
 

@@ -41,7 +41,7 @@ class WebgpuBackend(Backend):
         return ""
 
     def has_device(self) -> bool:
-        """Return False: only browsers have such a device."""
+        """Return False, because only browsers have such a device."""
         return False
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:

@@ -325,7 +325,7 @@ def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: P
 
 
 def _compile_additions(triple: str, folder: Path) -> list[Path]:
-    """Return the objects that only a shared library needs: a program provides them to a static one."""
+    """Return the objects that only a shared library needs; to a static one, the program provides them."""
     source = _ADDITIONS.get(parse_triple(triple).system)
     if source is None:
         return []
