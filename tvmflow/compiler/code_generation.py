@@ -191,7 +191,7 @@ def to_float16(value: Any) -> Any:
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
-# Groups are compiled in parallel: these suffice for many cores, and each costs 20 ms.
+# Groups are compiled in parallel: this many suffice for many cores, and each costs 20 ms.
 _MAX_GROUPS: Final = 16
 
 # Some C libraries give threads a stack of only 128 KiB, and the frames of nested parallel loops share it.

@@ -24,10 +24,10 @@ GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """The number of gates of each kind of recurrent layer."""
 
 STATE_STEPS: Final = 127
-"""The quantization steps between 0 and 1 of a recurrent layer's rounded state."""
+"""The number of quantization steps between 0 and 1 of a recurrent layer's rounded state."""
 
 SELECTED_COLUMNS: Final = 3
-"""The columns of a row that `NonMaxSuppression` selects: image, class and box."""
+"""The number of columns in a row that `NonMaxSuppression` selects: image, class and box."""
 
 NOTHING: Final = relax.Tuple([])
 """Stands for an omitted optional operand."""

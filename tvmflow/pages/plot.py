@@ -127,7 +127,7 @@ def change(previous: float | None, current: float | None) -> float | None:
 
 # ---------------------------------------------------------------- plots
 
-# Pixels of a plot, and of its margins.
+# The size of a plot and its margins, in pixels.
 WIDTH: Final = 560
 HEIGHT: Final = 330
 _LEFT: Final = 80

@@ -25,7 +25,7 @@ ALIGNMENT: Final = 64
 _HOST_DEVICES: Final = (1, 3, 11, 13)
 # For smaller arrays, a copy by the library costs less than allocating aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
-# Released buffers kept for reuse: callers often keep one result while they compute the next one.
+# The number of released buffers kept for reuse: callers often keep one result while they compute the next.
 _MAX_SPARE: Final = 2
 
 

@@ -187,7 +187,7 @@ _LEFTOVER_AGE_S: Final = 7 * DAY
 # Probed facts about compilers and packages are small but slow to probe again.
 _FACTS_AGE_S: Final = 365 * DAY
 _PLANS_AGE_S: Final = 30 * DAY
-# The last run records stay, however old they are; their names sort by time.
+# This many last run records stay, however old they are; their names sort by time.
 _KEPT_RUNS: Final = 100
 # A writer without a lease finishes a file well within this time.
 _WRITE_TIME_S: Final = 3600.0

@@ -50,8 +50,8 @@ class Task(NamedTuple):
     """A workload to tune.
 
     Attributes:
-        calls: Calls per inference.
-        flops: Arithmetic operations of one call.
+        calls: The number of calls per inference.
+        flops: The number of arithmetic operations of one call.
         sizes: A text with the sizes at which each schedule is measured; empty if shapes are fixed.
     """
 
@@ -70,7 +70,7 @@ class WorkloadShare(NamedTuple):
         untuned_s: Seconds of one untuned call; infinity if unknown.
         least_s: Seconds of one call at the machine's roofline; 0 if unknown.
         seconds_per_trial: The seconds of the budget that each trial from the ledger counts for.
-        finished_after: The trials it had when an earlier search with this budget ended: it gets no more. None if
+        finished_after: How many trials it had when an earlier search with this budget ended: it gets no more. None if
             there was no such search.
     """
 

@@ -49,7 +49,7 @@ class Timing(NamedTuple):
     """The options for timing a kernel, whose first call is a warm-up.
 
     Attributes:
-        number: Calls per repeat; more if these take less than `min_repeat_ms`. 0 means 1.
+        number: The number of calls per repeat; more if these take less than `min_repeat_ms`. 0 means 1.
         min_repeat_ms: The shortest duration of a repeat in milliseconds.
         flush_cache: Whether to flush the CPU's caches before each repeat.
     """

@@ -32,7 +32,7 @@ _SUMMED: Final = 4
 _TRANSFERRED_BYTES: Final = tuple(4**power << 18 for power in range(5))
 _FLOAT_BYTES: Final = 4
 
-# Pixels of the chart.
+# Heights and widths in the chart in pixels, and the maximum numbers of bars and characters.
 _ROW_HEIGHT: Final = 22
 _LABEL_WIDTH: Final = 330
 _BAR_WIDTH: Final = 420

@@ -36,7 +36,7 @@ class Workload(NamedTuple):
 
     Attributes:
         names: The functions of the lowered module that are this workload.
-        weight: Calls per inference.
+        weight: The number of calls per inference.
         flops: Arithmetic operations per call; for dynamic shapes the geometric mean over the tuning sizes.
         untunable_reason: Why no schedule is searched for it; empty if one is.
         mod: The saved normalized module; empty for a library function that TVM only calls.

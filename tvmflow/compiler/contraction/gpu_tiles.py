@@ -28,7 +28,7 @@ _CUDA_UNITS: Final = {
 }
 # The oldest architecture with tensor cores that is compiled from CUDA C; TVM's LLVM backend cannot use them.
 _TENSOR_CORES: Final = 75
-# The compute units of an integrated GPU, assumed for unknown GPUs.
+# The number of compute units assumed for unknown GPUs: an integrated GPU has as many.
 _UNITS: Final = 16
 # The minimum limits that OpenCL, WebGPU and Metal guarantee.
 _THREADS: Final = 256
@@ -99,8 +99,8 @@ _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 # Loading an element from global memory takes as long as this many multiply-adds.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
-# The multiply-adds of a compute unit at once, and the latency of GPU memory, in multiply-adds of one pipeline. The
-# values of a step are prefetched during the previous step.
+# How many multiply-adds a compute unit starts at once, and the latency of GPU memory, in multiply-adds of one pipeline.
+# The values of a step are prefetched during the previous step.
 _PIPELINES: Final = 128
 _WAIT: Final = 800
 _GROUPS: Final = (1, 2, 4, 8)
@@ -191,7 +191,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
 # ---------------------------------------------------------------- tensor cores
 
 SIDE: Final = 16
-"""The rows, columns and depth of the squares that tensor cores multiply."""
+"""The number of rows, columns and terms in a matrix product on tensor cores."""
 WARP: Final = 32
 """The number of threads in a warp."""
 
@@ -202,7 +202,7 @@ ROW_OFFSET: Final = SIDE // 2
 """The padding of rows in shared memory: rows that begin in different banks are loaded at once."""
 # At least this share of the multiplied values must not be padding.
 _LEAST_USE: Final = 0.25
-# Cycles that threads wait for copies to shared memory.
+# The number of cycles that threads wait for copies to shared memory.
 _WAIT_FOR_COPIES: Final = 100
 
 WARP_TILES: Final = (
@@ -285,7 +285,7 @@ class AttentionSizes(NamedTuple):
     values: int
 
 
-# Registers that a thread needs besides accumulators and operands, such as for addresses.
+# The number of registers that a thread needs besides accumulators and operands, such as for addresses.
 _ATTENTION_REGISTERS: Final = 20
 # An exponential takes as long as this many multiplications.
 _EXPONENTIAL_COST: Final = 16

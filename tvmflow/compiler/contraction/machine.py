@@ -54,7 +54,7 @@ L1_BYTES: Final = 1 << 15
 _L2_WAYS: Final = 8
 FLOAT_BYTES: Final = 4
 LINE_FLOATS: Final = 16
-"""The float32 values in a line of a cache."""
+"""The number of float32 values in a cache line."""
 CACHED_LINES: Final = 64
 """This many separate cache lines, such as rows of a transposed tile, stay in the first-level cache."""
 PACKED_FLOATS: Final = L1_BYTES * 3 // 4 // FLOAT_BYTES
@@ -96,7 +96,7 @@ MATRIX_INSTRUCTION: Final = "llvm.aarch64.neon.smmla.v4i32.v16i8"
 
 
 SHARED_LANES: Final = 16
-"""The float32 lanes of the widest x86-64 vectors: all ISA levels share weights packed for them."""
+"""The number of float32 lanes of the widest x86-64 vectors: all ISA levels share weights packed for them."""
 
 
 BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {

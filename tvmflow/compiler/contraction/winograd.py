@@ -22,7 +22,7 @@ RECTANGLE: Final = 42
 SQUARES: Final = (2, 4)
 """The tiles with as many rows as columns, the smallest first."""
 KERNEL: Final = 3
-"""The rows and columns of a kernel."""
+"""The number of rows and of columns of a kernel."""
 
 
 class Costs(NamedTuple):
@@ -120,9 +120,9 @@ class Work(NamedTuple):
     Attributes:
         tile: The size of a tile; 0 for a direct convolution.
         step: The stride in height and width.
-        products: Multiplications of vectors.
+        products: The number of vector multiplications.
         weights: The number of weights that are read; smaller types count as a part of a float32 element.
-        transforms: The transforms of a tile for one block of channels, times the lanes of a vector.
+        transforms: The number of transforms of a tile for one block of channels, times the lanes of a vector.
     """
 
     tile: int

@@ -39,9 +39,9 @@ _MAX_COLUMNS: Final = 512
 _MIN_COLUMNS: Final = 64
 # The maximum number of columns of a part if they cannot be divided.
 _MAX_UNDIVIDED: Final = 4096
-# The loops over rows, vectors and lanes.
+# The number of loops: over rows, vectors and lanes.
 _JOINED_LOOPS: Final = 3
-# Partial accumulators that are added one by one.
+# The number of partial accumulators that are added one by one.
 _MIN_ACCUMULATORS: Final = 2
 
 

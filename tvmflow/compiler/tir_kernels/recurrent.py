@@ -35,7 +35,7 @@ from tvmflow.graph.dynamic_shapes import IrSize, is_dynamic, plain
 from tvmflow.graph.ir_operators import STATE_STEPS, Activation, Recurrent
 
 TERMS: Final = 4
-"""The int8 products that an instruction adds to an accumulator."""
+"""The number of int8 products that an instruction adds to an accumulator."""
 
 # 64-bit Arm: multiply int8, add neighboring products, and add neighboring accumulators as int32.
 _NEON_INSTRUCTIONS: Final = (
@@ -43,11 +43,11 @@ _NEON_INSTRUCTIONS: Final = (
     "llvm.aarch64.neon.addp.v8i16",
     "llvm.aarch64.neon.saddlp.v4i32.v8i16",
 )
-# Independent accumulators, which hide the latency of the multiply-add.
+# The number of independent accumulators that hides the latency of the multiply-add.
 _ACCUMULATORS: Final = 8
-# The same with by-element FMA, which needs no broadcast loads.
+# The same for by-element FMA, which needs no broadcast loads.
 _SUMS_OF_LANES: Final = 16
-# Sequences of a batch that share each load of the weights.
+# The maximum number of sequences that share each load of the weights.
 _MAX_ROWS: Final = 4
 # The minimum number of multiplications for parallel execution: over groups in all steps, and over tiles in one step.
 _MIN_PARALLEL: Final = 1 << 20

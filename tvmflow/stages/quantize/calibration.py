@@ -38,7 +38,7 @@ Feed = Mapping[str, Array]
 # A CPU with these features has the whole ISA level: x86-64-v3, or x86-64-v4 with `_AVX512` as well.
 _AVX2: Final = {"avx2", "fma", "bmi2"}
 _AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# The float32 lanes of an AVX-512 vector.
+# The number of float32 lanes of an AVX-512 vector.
 _WIDE_LANES: Final = 16
 # Kernels are unrolled and vectorized already: a higher level hardly makes them faster, and LLVM compiles at this level
 # in 0.7 times the time.

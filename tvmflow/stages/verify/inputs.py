@@ -167,7 +167,7 @@ def limit_draws(
 
 # Standard deviations of random floats; the larger one is for networks with dominating biases.
 DEVIATIONS: Final = (1.0, 10.0)
-# The seeds to try at some sizes: a random mask of few elements may select nothing.
+# The number of seeds to try at some sizes, because a random mask of few elements may select nothing.
 _DRAWS_AT_A_SIZE: Final = 4
 
 
