@@ -86,7 +86,7 @@ def excerpt(text: str, limit: int = 120) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return text on one line, cut in the middle to `limit` characters: a name's end says most."""
+    """Return text on one line, cut in the middle to `limit` characters, because a name's end says most."""
     short = printable(text)
     tail = 2 * limit // 3
     return short if len(short) <= limit else f"{short[: limit - tail - 1]}…{short[-tail:]}"

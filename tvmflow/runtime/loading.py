@@ -230,7 +230,7 @@ def _load_program(
 
 
 def _load_c_library(library: Path, bundle: bundles.Bundle, pool: ThreadPool) -> PartProgram:
-    """Load a C library, and check its tensors against the signature: the library checks no arrays."""
+    """Load a C library; check its tensors against the signature, because the library checks no arrays."""
     prefix = bundle.manifest["prefix"]
     program = NativeProgram(library, prefix, pool.threads, bundle.signature)
     for direction, described in (("inputs", program.inputs), ("outputs", program.outputs)):

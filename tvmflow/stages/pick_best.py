@@ -122,7 +122,7 @@ class Judgement(_OpenJudgement):
 
     `rule` is the schedule rule of the untuned kernel. `winner` is the id of the finalist that is faster than the
     untuned kernel, or None. `overruled` says why a faster finalist is not used, and `error` why nothing could be
-    measured. Each of `finalists` holds its `id`, and in `samples_us` one time per round.
+    measured. Each of `finalists` has an `id`, and in `samples_us` one time per round.
     """
 
     name: str
@@ -450,8 +450,8 @@ def choose_finalist(
     """Return the finalist to keep; None if none is faster than the untuned kernel beyond the noise.
 
     Of finalists without a significant difference, the one that is fastest in the ledger is kept, so that measuring
-    again does not change the choice. A finalist that is slower at one of several sizes is never kept. `untuned` has
-    the untuned kernel's seconds in the same rounds, or a single time; `untuned_sizes` holds them at each size.
+    again does not change the choice. A finalist that is slower at one of several sizes is never kept. `untuned`
+    holds the untuned kernel's seconds in the same rounds, or a single time; `untuned_sizes` holds them at each size.
     """
     from tvmflow.tuning.measurer import MIN_GAIN, pair_with_untuned
 

@@ -147,7 +147,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
 
 
 def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
-    """Return name -> (node, output) of each tensor that a node reads: a model can be split there."""
+    """Return name -> (node, output) of each tensor that a node reads; a model can be split there."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return {
         output_name(symbol.nodes[index], output): (index, output)

@@ -275,7 +275,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._keep_params_in_input = True
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
-        """Make parameters of inputs; TVM would misread expressions of dimensions: it ignores precedence."""
+        """Make parameters of inputs; TVM, which ignores precedence, would misread dimension expressions."""
         for value in graph.input:
             name = value.name
             if name not in self._nodes:

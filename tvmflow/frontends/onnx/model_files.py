@@ -140,7 +140,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
 
 
 def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Path:
-    """Save a copy that also outputs intermediate tensors beside a model; it shares the external data."""
+    """Save beside a model a copy that also returns intermediate tensors; it shares the external data."""
     model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")

@@ -171,7 +171,10 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 def _hold_buffers(
     torch: Any, program: Any, buffers: Sequence[str], inner_tensors: int
 ) -> tuple[Any, list[Any]]:
-    """Return a program with its buffers as last inputs and as outputs (before tensors); their content."""
+    """Return a program whose last inputs are buffers, which it also returns, and the buffers' content.
+
+    The added outputs come before the last `inner_tensors` outputs.
+    """
     from torch.export import graph_signature as kinds
     from torch.utils import _pytree as pytree
 
