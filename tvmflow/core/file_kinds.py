@@ -167,7 +167,7 @@ _BY_START: Final[Mapping[bytes, FileKind]] = {
     b"\x12\x01\0\0\0\0\0\0": _PARAMS,
     b"version https://git-lfs": _LFS,
     **dict.fromkeys((b"\x89PNG", b"\xff\xd8\xff"), _IMAGE),
-    # Field 1 of a SavedModel is version 1, which no ONNX model has, and is followed by a graph.
+    # A SavedModel begins with its version, which is 1, and its graph. An ONNX model begins with a higher version.
     b"\x08\x01\x12": _SAVED_MODEL,
 }
 # Field 1 of an ONNX model is its IR version and is followed by names or the graph.

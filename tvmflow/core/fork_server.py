@@ -309,7 +309,7 @@ class _LineReader:
         wait_s = min(max(self.deadline - began, 0.0), _MAX_WAIT_S)
         readable = bool(select.select([self._descriptor], [], [], wait_s)[0])
         now = time.monotonic()
-        # A stopped process could not answer the child, so that its time does not count.
+        # If this process was suspended, it could not answer the child: that time does not count toward the deadline.
         if now - began > 2 * _MAX_WAIT_S:
             self.deadline += now - began
         if not readable and now >= self.deadline:

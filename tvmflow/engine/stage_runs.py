@@ -430,7 +430,7 @@ def find_faults(
 
 
 def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
-    """Return the first sizes with wrong outputs; None if the verdict's own sizes have wrong outputs, too."""
+    """Return the first further sizes with wrong outputs; None if tuning sizes have wrong ones, or none do."""
     if any(not output.get("passed") for output in list_compared(verdict)):
         return None
     for entry in verdict.get("sizes", ()):

@@ -54,7 +54,7 @@ _POLL_S: Final = 0.05
 _CONNECT_S: Final = 10.0
 _WAIT_STEP_S: Final = 0.5
 _CHECK_WORKERS_S: Final = 2.0
-# After a worker ends, its nanny starts it again within some seconds.
+# After a worker ends, its nanny starts it again within a few seconds.
 _RESTART_S: Final = 20.0
 # A stage is tried on at most this many workers, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2

@@ -249,7 +249,7 @@ def _find_count(facts: Sequence[_Fact]) -> _Count:
 
 
 def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Fact:
-    """Keep the count if operands without it broadcast along the padded axis."""
+    """Keep the count of rows; _Mixed unless operands without one broadcast along the padded axis."""
     count, rank = _find_count(facts), _rank(call)
     pairs = list(zip(operands, facts, strict=True))
     axes = {fact.axis + rank - _rank(x) for x, fact in pairs if isinstance(fact, _Count)}

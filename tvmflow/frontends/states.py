@@ -204,7 +204,7 @@ def _store(loaded: LoadedModel, stored: Sequence[State], dtype: str) -> LoadedMo
 def _check_length(
     states: Sequence[State], inputs: Mapping[str, TensorSpec], dimensions: Sequence[Dimension]
 ) -> None:
-    """Check that all growing states have the same length, with minimum 0."""
+    """Check that all growing states share one length dimension, and that its minimum is 0."""
     lengths = {
         str(inputs[state.input].sizes[state.axis]): state.input
         for state in states

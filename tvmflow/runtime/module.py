@@ -158,7 +158,7 @@ class Module:
         Scores that are not probabilities yet are converted by softmax.
 
         Args:
-            images: One or several images as for `preprocess`, also more than a batch.
+            images: One or several images as for `preprocess`, which may exceed a batch.
             top: How many classes to return for each image.
 
         Raises:

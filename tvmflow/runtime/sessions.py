@@ -93,7 +93,7 @@ class Session:
         return self._context.length
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
-        """Compute the next step from a tensor for each input by name; return an array for each output.
+        """Compute the next step; `feed` and the result map the names of inputs and outputs to tensors.
 
         Raises:
             BundleError: a ValueError that names the mismatch; the states are unchanged.

@@ -52,7 +52,7 @@ class Task(NamedTuple):
     Attributes:
         calls: The number of calls per inference.
         flops: The number of arithmetic operations of one call.
-        sizes: A text with the sizes at which each schedule is measured; empty if shapes are fixed.
+        sizes: A description of each combination of sizes at which schedules are measured; empty if shapes are fixed.
     """
 
     key: str

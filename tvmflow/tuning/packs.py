@@ -80,13 +80,13 @@ WORKLOAD_LINE_START: Final = b'{"about":'
 """The first bytes of a workload's line; no canonical record starts with them."""
 
 MAX_KERNEL_BYTES: Final = 8 << 20
-"""Larger saved kernels are not exported; most have some kilobytes."""
+"""Larger saved kernels are not exported; most take a few kilobytes."""
 
 COUNTS: Final = ("workloads", "trials", "failed")
 """The counts of each target in the header."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-# Size limits: records have some kilobytes; a header has a few hundred bytes for each target.
+# Size limits, with ample room: a record takes a few kilobytes, a header a few hundred bytes per target.
 _MAX_RECORD_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 16 << 20
 _MAX_WORKLOAD_BYTES: Final = 256 << 20

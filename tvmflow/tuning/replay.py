@@ -123,7 +123,7 @@ def read_kernel(payload: Json, emit: Emit) -> list[str]:
     try:
         mod = tvm.ir.load_json(payload["mod"])
         return ["", workload_key(mod)]
-    # Any exception of TVM here is a problem of this kernel.
+    # Whatever TVM raises here means that this kernel cannot be read.
     except Exception as error:
         return [summarize_error(error)[:_MAX_REASON], ""]
 
@@ -245,7 +245,7 @@ def apply_traces(payload: Json, emit: Emit) -> list[str]:
     for trace in payload["traces"]:
         try:
             apply_trace(mod, trace)
-        # Any exception of TVM here is a problem of this trace.
+        # Whatever TVM raises here means that this trace does not apply.
         except Exception as error:
             reasons.append(summarize_error(error)[:_MAX_REASON])
         else:

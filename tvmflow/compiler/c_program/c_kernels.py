@@ -285,7 +285,7 @@ class SharedLayout(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> SharedLayout | None:
-        """Return the shared layout of weights; None to keep theirs. It affects speed, not results."""
+        """Return the layout of weights that ISA levels share; None to keep the present one."""
         shape = array.shape
         ratio = SHARED_LANES // shape[-1] if shape and shape[-1] in (4, 8) else 1
         if ratio == 1 or array.nbytes < _MIN_BYTES or len(shape) < 3:

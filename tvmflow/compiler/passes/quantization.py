@@ -240,7 +240,7 @@ class RequantizeFuser(TargetRewriter):
             case "relax.quantize":
                 return self._rewrite_quantize(call)
             case "relax.dequantize":
-                # the quantize before it was rewritten to rounding, so nothing remains to do
+                # the preceding quantize has been rewritten as rounding, so nothing remains to be done
                 return self.visit_expr(call.args[0]) if self._is_rounded(call) else None
             case "relax.add":
                 return self._rewrite_sum(call) if self._keeps_bytes else None
@@ -311,7 +311,7 @@ class RequantizeFuser(TargetRewriter):
         if ir.dtype_of(integers) != "int32" or len(constants) != len(arrays):
             return None
         scale, zero, *others = constants
-        # scales broadcast to each other if they have one size besides 1
+        # scales can be broadcast together if all sizes other than 1 are equal
         if zero.any() or len({scale.size, *(other.size for other in others), 1}) > 2:
             return None
         if not np.allclose(scale, functools.reduce(np.multiply, others), rtol=_SAME_SCALE, atol=0):

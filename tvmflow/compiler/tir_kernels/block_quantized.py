@@ -56,7 +56,7 @@ _PAIR_WORDS: Final = 4
 # The prefetch distance in words (8 KiB). Hardware prefetching ends with each page, and out-of-order execution, with a
 # few hundred instructions in flight, does not reach far enough.
 _WORDS_AHEAD: Final = 2048
-# Padding of a cache line: rows of data a power of two apart would share cache sets.
+# The padding of each row of data, at least a cache line: rows a power of two apart would share cache sets.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F

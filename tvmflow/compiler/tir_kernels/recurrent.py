@@ -424,7 +424,7 @@ class _Loops:
         return self._inputs.projected[position, at.first + row, at.direction, gate, unit]
 
     def _position(self, at: _StepIndex, row: int) -> Any:
-        """Return the position in its sequence at which a step reads and writes."""
+        """Return the position in the row's sequence that a step reads and writes."""
         step, lengths = at.step, self._inputs.lengths
         if lengths is None:
             backward = self._layer.steps - 1 - step

@@ -178,7 +178,7 @@ class ReferenceOutputs(NamedTuple):
         outputs: Outputs and intermediate tensors by name, for each batch.
         undetected: How a wrong library could pass (see `comparison.find_undetected`), by output.
         random_inputs: The distribution of random inputs; empty for the usual one, and for samples.
-        added: How many samples, the last ones, were added for outputs that are indices.
+        added: The number of samples added at the end for outputs that are indices.
     """
 
     samples: Samples

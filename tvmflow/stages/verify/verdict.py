@@ -368,7 +368,7 @@ class Verdict(_Judged, total=False):
 
     Attributes:
         samples: The number of samples or random batches.
-        added_samples: How many samples, the last ones, were added to reach more values of an index.
+        added_samples: The number of samples added at the end to reach more values of an index.
         random_inputs: The distribution of random inputs; absent for the usual one.
         reference_note: The reason why the reference is not the framework itself.
         index_inputs: The comparisons of argmax inputs.

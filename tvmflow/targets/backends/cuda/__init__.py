@@ -38,7 +38,7 @@ class CudaBackend(Backend):
     }
 
     def target_problem(self, tvm: TvmTarget) -> str:
-        """Return the problem that the GPU's architecture or the host is missing, if one of them is."""
+        """Return a problem if a target lacks the GPU's architecture or a host CPU; else an empty string."""
         if not gpu.is_arch(gpu_arch(tvm)):
             return "needs the GPU's architecture, such as `arch: sm_90`"
         return find_host_problem(tvm)
