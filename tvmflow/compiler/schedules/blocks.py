@@ -288,6 +288,11 @@ def find_axis_without_slow_indices(block: Block) -> int | None:
     return free[-1] if slow and free else None
 
 
+def find_read(stmt: Any, load: Any) -> int:
+    """Return the index of the region that a load reads, among the regions that its block reads."""
+    return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(load.source))
+
+
 def list_loads(block: Block) -> list[Any]:
     """Return the loads of a block, except those of the buffer that it accumulates into."""
     loads = find_loads(block.stmt.body.value)

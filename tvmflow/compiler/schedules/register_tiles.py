@@ -44,6 +44,7 @@ from tvmflow.compiler.schedules.blocks import (
     count_elements,
     depends_on,
     element_stride,
+    find_read,
     is_contiguous,
     is_padded,
     is_padded_at_all,
@@ -158,7 +159,7 @@ def _evicts_data(main: Block, axes: ReductionAxes, cpu: CpuModel) -> bool:
         return False
     if _find_arithmetic(main, axes, cpu) is not Arithmetic.SCALAR:
         return False
-    _, blocks, *pixels = map(int, _find_data(main).shape)
+    _, blocks, *pixels = map(int, _find_data(main).source.shape)
     return (
         len(pixels) > _FIRST_SPATIAL
         and blocks == main.reduction_extents[0]
@@ -169,16 +170,15 @@ def _evicts_data(main: Block, axes: ReductionAxes, cpu: CpuModel) -> bool:
 
 
 def _find_data(main: Block) -> Any:
-    """Return the tensor that is multiplied with vectors of weights."""
+    """Return the load of data that are multiplied with vectors of weights."""
     loads = _classify_loads(main)
     assert loads is not None, "the reduction has axes"
-    return loads.scalars[0].source
+    return loads.scalars[0]
 
 
 def _copy_data(schedule: Schedule, main: Block, cpu: CpuModel) -> SingleReduction | None:
     """Copy the data of a reduction in a block that computes nothing else."""
-    data, reads = _find_data(main), schedule.get(main.handle).reads
-    place = next(place for place, read in enumerate(reads) if read.source.same_as(data))
+    place = find_read(main.stmt, _find_data(main))
     schedule.cache_read(main.handle, place, "global")
     copy, main, final = analyze_blocks(schedule) or []
     axes = analyze_axes(main, cpu)

@@ -37,11 +37,6 @@ def list_loads(stmt: Any) -> list[Any]:
     return [load for load in loads if not load.source.same_as(stmt.body.buffer)]
 
 
-def find_read(stmt: Any, load: Any) -> int:
-    """Return the index of the region that a load reads, among the regions that its block reads."""
-    return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(load.source))
-
-
 def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
     """Return how many elements an access moves for a variable from 0 to `step`; None if data-dependent."""
     buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source

@@ -10,11 +10,10 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device
-from tvmflow.compiler.schedules.blocks import depends_on, list_all_blocks, uses
+from tvmflow.compiler.schedules.blocks import depends_on, find_read, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     bind,
     element_stride,
-    find_read,
     fuse_before,
     is_reduction,
     list_loads,

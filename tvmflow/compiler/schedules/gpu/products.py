@@ -16,7 +16,13 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import VECTOR, Device, Tile, choose_depth, choose_tile
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, loop_length
+from tvmflow.compiler.schedules.blocks import (
+    REDUCTION,
+    depends_on,
+    find_read,
+    list_all_blocks,
+    loop_length,
+)
 from tvmflow.compiler.schedules.gpu import accesses
 from tvmflow.graph.ir import find_nodes, rewrite_nodes
 
@@ -286,7 +292,7 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
     """Transform a block and its buffers to the axes of a matrix multiplication."""
     main = product.main
     loads = accesses.list_loads(schedule.get(main))
-    reads = [accesses.find_read(schedule.get(main), load) for load in loads]
+    reads = [find_read(schedule.get(main), load) for load in loads]
     indices = schedule.get(main).body.indices
     has_groups = any(len(find_nodes(index, tvm.ir.Var)) > 1 for index in indices)
     gathered = [schedule.reindex(main, ("read", read)) for read in reads]
@@ -324,7 +330,7 @@ def make_matrices(schedule: Schedule, product: Product) -> None:
 def find_position(schedule: Schedule, main: Any, operand: int) -> int:
     """Return the index, among the regions that a block reads, of its first or second operand."""
     stmt = schedule.get(main)
-    return accesses.find_read(stmt, accesses.list_loads(stmt)[operand])
+    return find_read(stmt, accesses.list_loads(stmt)[operand])
 
 
 def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:

@@ -14,7 +14,13 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.contraction.gpu_tiles import Device
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, uses
+from tvmflow.compiler.schedules.blocks import (
+    REDUCTION,
+    depends_on,
+    find_read,
+    list_all_blocks,
+    uses,
+)
 from tvmflow.compiler.schedules.gpu import accesses
 
 _THREADS: Final = 128
@@ -167,7 +173,7 @@ def _load_once(
     """Let all threads copy the rows of a tensor to shared memory before the first step."""
     first = schedule.get(steps[0])
     load = next(load for load in accesses.list_loads(first) if load.source.same_as(buffer))
-    copy = schedule.cache_read(steps[0], accesses.find_read(first, load), "shared", list(steps))
+    copy = schedule.cache_read(steps[0], find_read(first, load), "shared", list(steps))
     schedule.compute_at(copy, block, preserve_unit_loops=True)
     accesses.fuse_before(schedule, copy)
     fused = schedule.fuse(*schedule.get_loops(copy)[1:])
@@ -227,7 +233,7 @@ def apply_windows(schedule: Schedule, device: Device) -> Schedule | None:
     schedule.bind(thread, "threadIdx.x")
     accesses.unroll(schedule, thread, 1024)
     load = accesses.list_loads(schedule.get(main))[window.data]
-    values = schedule.cache_read(main, accesses.find_read(schedule.get(main), load), "local")
+    values = schedule.cache_read(main, find_read(schedule.get(main), load), "local")
     schedule.compute_at(values, thread, preserve_unit_loops=True)
     accesses.fuse_before(schedule, values)
     result = schedule.cache_write(main, 0, "local")
