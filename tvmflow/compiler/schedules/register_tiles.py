@@ -157,7 +157,8 @@ def _evicts_data(main: Block, axes: ReductionAxes, cpu: CpuModel) -> bool:
     """
     if axes.row is None or not axes.data_bytes or main.dynamic_axes or cpu.multiplicand_lanes:
         return False
-    if _find_arithmetic(main, axes, cpu) is not Arithmetic.SCALAR:
+    problem = _describe(main, axes, cpu)
+    if problem.arithmetic is not Arithmetic.SCALAR or problem.vectors <= candidates.MAX_VECTORS:
         return False
     _, blocks, *pixels = map(int, _find_data(main).source.shape)
     return (
@@ -165,7 +166,6 @@ def _evicts_data(main: Block, axes: ReductionAxes, cpu: CpuModel) -> bool:
         and blocks == main.reduction_extents[0]
         and cpu.evicts(FLOAT_BYTES * math.prod(pixels), blocks)
         and FLOAT_BYTES * blocks * math.prod(pixels[1:]) <= cpu.cached_data_bytes
-        and _describe(main, axes, cpu).vectors > candidates.MAX_VECTORS
     )
 
 
