@@ -469,7 +469,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> tuple[tvmflow.Module, 
 
 
 def predict(weights: dict[str, Array], tokens: list[int], start: int = 0) -> Array:
-    """The logits after some tokens, of which those before `start` are not seen, by NumPy and without a cache."""
+    """The logits after some tokens, by NumPy and without a cache; tokens before `start` are hidden."""
     x = (weights["tokens"][tokens] + weights["positions"][: len(tokens)])[None, start:]
     empty = np.zeros((1, caches.HEADS, 0, caches.DEPTH), np.float32)
     # the last query sees all tokens, as a decoder does; those before are not used
