@@ -8,7 +8,7 @@ A comment before a block says what a reader need not see:
 - `<!-- not run: REASON -->`: the block cannot run in a test; its commands are parsed all the same.
 
 In an output, `…` stands for any text, or alone on a line for any lines. Times, sizes, dates, digests,
-measured figures and how often something was measured may differ: see `mask`.
+measured figures, how often something was measured and waits for a lock may differ: see `mask`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _SENTINEL: Final = "=== end of a command, exit code "
 _TRIALS: Final = re.compile(r"trials: \d+")
 _MASKS: Final = (
     (r"\x1b\[[0-9;]*m", ""),
+    # another command of this machine holds the lock
+    (r"(?m)^.*\bwaiting for .+, held by .+\n", ""),
     (r"\b(?:[0-9a-f]{64}|[0-9a-f]{12})\b", "DIGEST"),
     (r"\b\d{4}-\d\d-\d\d(?:T[\d:+]+| [\d:]+)?", "DATE"),
     (r"\b\d[\d,.]*(?:e-?\d+)? ?(?:ns|µs|ms|s|min|h|d)\b", "TIME"),

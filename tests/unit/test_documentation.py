@@ -132,6 +132,11 @@ def test_links_resolve(page: Path) -> None:
         ("best … of\n", "best tile of\n", True),
         ("0.308 (0.155 to 0.402, 12 pairs)\n", "0.436 (0.419 to 0.446, 8 pairs)\n", True),
         ("99% of 360 samples\n", "99% of 180 samples\n", False),
+        (
+            "tune  done\n",
+            "tune: waiting for the device cpu, held by pid 7 (tvmflow run)\ntune  done\n",
+            True,
+        ),
     ],
 )
 def test_outputs_are_compared_without_times_and_digests(
