@@ -23,6 +23,7 @@ import ctypes
 import functools
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ verify: {{against: none}}
 outputs: [bundle]
 """
     )
-    command = ["tvmflow", "run", recipe.name, "--store", "store"]
+    command = [sys.executable, "-m", "tvmflow", "run", recipe.name, "--store", "store"]
     log = recipe.with_suffix(".log")
     with log.open("w") as file:
         done = subprocess.run(command, cwd=path.parent, stdout=file, stderr=file, check=False)
