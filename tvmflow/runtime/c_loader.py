@@ -180,6 +180,7 @@ _OPTIONAL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "step": _SIGNATURES["run"],
     "reset": (_INT, (_CONTEXT,)),
     "length": (_INT64, (_CONTEXT,)),
+    "dropped": (_INT64, (_CONTEXT,)),
     "truncate": (_INT, (_CONTEXT, _INT64)),
     "drop": (_INT, (_CONTEXT, _INT64)),
     "state": (_INT, (_CONTEXT, _SIZE, _VOID_PP, _SIZE_P)),
@@ -624,6 +625,11 @@ class StepContext(_Context):
     def length(self) -> int:
         """The length of the growing states."""
         return int(self._functions["length"](self._handle))
+
+    @property
+    def dropped(self) -> int:
+        """The number of rows that `drop` has taken from the growing states."""
+        return int(self._functions["dropped"](self._handle))
 
     def reset(self) -> None:
         """Reset the states to the beginning."""

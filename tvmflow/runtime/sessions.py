@@ -41,7 +41,6 @@ class Session:
         outputs: The outputs of a step.
         dimensions: The dimensions of the model.
         length_dimension: The dimension that is the length of the growing states; None if none grows.
-        dropped: The rows that `drop` took from the growing states since a reset or `load`.
 
     Raises:
         BundleError: The model has no states, or is not run by the C runtime.
@@ -81,7 +80,6 @@ class Session:
             self._sizes[_STATES] = (self._length_name,)
         counts = (len(self.inputs), len(self.outputs))
         self._context = context or StepContext(program, counts)
-        self.dropped = 0
 
     def __repr__(self) -> str:
         names = ", ".join(state.input for state in self._states)
@@ -91,6 +89,11 @@ class Session:
     def length(self) -> int:
         """The length of the growing states, such as the tokens in a KV cache; 0 if none grows."""
         return self._context.length
+
+    @property
+    def dropped(self) -> int:
+        """The rows that `drop` took from the growing states since a reset, saved with the states."""
+        return self._context.dropped
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Array]:
         """Compute the next step; `feed` and the result map the names of inputs and outputs to tensors.
@@ -172,7 +175,6 @@ class Session:
     def reset(self) -> None:
         """Reset the states: growing states become empty, others 0 or the model's initial values."""
         self._context.reset()
-        self.dropped = 0
 
     def truncate(self, length: int) -> None:
         """Shorten the growing states to a length; the next step continues from there.
@@ -189,7 +191,6 @@ class Session:
             BundleError: The count is not from 0 to `length`, or the model has a state that does not grow.
         """
         self._context.drop(count)
-        self.dropped += count
 
     @property
     def states(self) -> dict[str, Array]:
@@ -211,19 +212,16 @@ class Session:
         """Continue from the result of `save`.
 
         Raises:
-            BundleError: The data are damaged, or from another model; the states are unchanged.
+            BundleError: The data are damaged, or from another model or version of tvmflow; the states are unchanged.
         """
         self._context.load(data)
-        self.dropped = 0
 
     def fork(self) -> Session:
         """Return an independent session that starts with the same states.
 
         Growing states share their memory until both sessions have continued.
         """
-        copy = Session(self._program, self.signature, self._context.fork())
-        copy.dropped = self.dropped
-        return copy
+        return Session(self._program, self.signature, self._context.fork())
 
 
 # ---------------------------------------------------------------- generation

@@ -27,7 +27,7 @@ typedef ELEMENT Cache[MOST_ROWS][HEADS][ROW];
 
 typedef struct {
   cached_context *context; /* NULL for none */
-  int64_t length;
+  int64_t length, dropped;
   Cache states[CACHED_STATES];
 } Stream;
 
@@ -42,7 +42,7 @@ static uint32_t draw(uint32_t count) {
 /* Compare the states with the copy, to which rows beyond `known` are added. */
 static void check(Stream *stream, int64_t known) {
   const int64_t length = stream->length;
-  CHECK(cached_length(stream->context) == length);
+  CHECK(cached_length(stream->context) == length && cached_dropped(stream->context) == stream->dropped);
   for (size_t i = 0; i < CACHED_STATES; ++i) {
     const void *data;
     size_t bytes;
@@ -99,6 +99,7 @@ static void save_and_load(Stream *from, Stream *to) {
     CHECK(status == (damage == 1 ? CACHED_WRONG_STATE : CACHED_OK));
     if (status == CACHED_OK && from != to) {
       to->length = from->length;
+      to->dropped = from->dropped;
       memcpy(to->states, from->states, sizeof to->states);
     }
   }
@@ -110,7 +111,7 @@ static void call(Stream *stream, Stream *other) {
   switch (draw(9)) {
     case 0:
       CHECK(cached_reset(stream->context) == CACHED_OK);
-      stream->length = 0;
+      stream->length = stream->dropped = 0;
       break;
     case 1: {
       const int64_t length = (int64_t)draw((uint32_t)stream->length + 3) - 1;
@@ -135,6 +136,7 @@ static void call(Stream *stream, Stream *other) {
       CHECK(status == (count < 0 || count > stream->length ? CACHED_WRONG_LENGTH : CACHED_OK));
       if (status != CACHED_OK) break;
       stream->length -= count;
+      stream->dropped += count;
       for (size_t i = 0; i < CACHED_STATES; ++i)
         memmove(stream->states[i], stream->states[i][count], (size_t)stream->length * sizeof *stream->states[i]);
       break;
@@ -153,7 +155,7 @@ static void call(Stream *stream, Stream *other) {
 static void create(Stream *stream) {
   const cached_options options = {.abi = CACHED_ABI, .threads = 1};
   CHECK(cached_create(&options, &stream->context) == CACHED_OK);
-  stream->length = 0;
+  stream->length = stream->dropped = 0;
 }
 
 int main(int count, char **words) {

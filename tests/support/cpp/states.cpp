@@ -117,7 +117,7 @@ int main(int, char** arguments) {
     {
       cached::Model dropping = copy.fork();
       dropping.drop(13);
-      REQUIRE(dropping.length() == 7 && copy.length() == 20);
+      REQUIRE(dropping.length() == 7 && dropping.dropped() == 13 && copy.length() == 20 && copy.dropped() == 0);
       write(stream, dropping.state<float>("past_value"));
     }
     copy.truncate(7);

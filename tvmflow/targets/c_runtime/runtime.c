@@ -730,7 +730,7 @@ const char *TF(message)(int status) {
 #endif
 #ifdef TF_STATES
       [TF_STATUS(WRONG_LENGTH)] = "the states cannot have this length: a step grows them too far, or a call does not shorten them",
-      [TF_STATUS(WRONG_STATE)] = "the saved state is damaged, or that of another model",
+      [TF_STATUS(WRONG_STATE)] = "the saved state is damaged, or that of another model or version of tvmflow",
       [TF_STATUS(WRONG_SAMPLING)] = "temperature, top_k, top_p or the penalty is out of its range, or a token has no logit",
       [TF_STATUS(NOT_TRUNCATED)] = "a state that each step replaces cannot be shortened: reset it",
 #endif

@@ -166,6 +166,7 @@ struct TF(context) {
   unsigned held_now; /* which of the two holds the states that steps replace; a step writes the other one */
   bool is_step;
   int64_t length;
+  int64_t dropped;
   uint64_t random;
 #endif
   uint32_t useful_tasks; /* the number of tasks that pays off for the present kernel */

@@ -20,12 +20,13 @@ typedef struct {
   char magic[8];
   uint64_t model[2];
   int64_t length;
+  int64_t dropped;
   uint64_t random;
   uint64_t bytes; /* of all that follows */
   uint64_t checksum;
 } tf_saved;
 
-static const tf_saved tf_saved_head = {{'T', 'V', 'M', 'F', 'S', 'T', '0', '1'}, {TF_STATE_MODEL}, 0, 0, 0, 0};
+static const tf_saved tf_saved_head = {{'T', 'V', 'M', 'F', 'S', 'T', '0', '2'}, {TF_STATE_MODEL}, 0, 0, 0, 0, 0};
 
 static size_t tf_state_bytes(const tf_state *state, int64_t length) {
   return state->outer * state->row * (state->axis < 0 ? 1 : (size_t)length);
@@ -145,7 +146,7 @@ static int tf_reset(tf_context *context) {
     else if (bytes)
       memset(held->data, 0, bytes);
   }
-  context->length = 0;
+  context->length = context->dropped = 0;
   context->random = 0;
   return TF_STATUS(OK);
 }
@@ -217,6 +218,8 @@ int TF(reset)(tf_context *context) {
 
 int64_t TF(length)(const tf_context *context) { return context ? context->length : -1; }
 
+int64_t TF(dropped)(const tf_context *context) { return context ? context->dropped : -1; }
+
 /* Return whether the growing states can have a length up to theirs. */
 static int tf_check_shorter(const tf_context *context, int64_t length) {
 #ifdef TF_STATE_DIMENSION
@@ -261,7 +264,10 @@ int TF(drop)(tf_context *context, int64_t count) {
     if (atomic_load(&tf_share_of(held)->contexts) > 1) status = tf_copy_rows(context, i, held->capacity, context->length);
     if (status == TF_STATUS(OK)) atomic_store(&tf_share_of(held)->rows, (size_t)length);
   }
-  if (status == TF_STATUS(OK)) tf_keep_rows(context, count, length);
+  if (status == TF_STATUS(OK)) {
+    tf_keep_rows(context, count, length);
+    context->dropped += count;
+  }
   tf_end_call(context);
   return status;
 }
@@ -294,9 +300,11 @@ static size_t tf_all_state_bytes(int64_t length) {
 /* FNV-1a over words of eight bytes, the rest byte by byte, and the head before the checksum. */
 static uint64_t tf_checksum(const tf_saved *head, const unsigned char *data, size_t bytes) {
   const uint64_t prime = 0x100000001b3u;
-  uint64_t sum = ((0xcbf29ce484222325u ^ (uint64_t)head->length) * prime ^ head->random) * prime, word;
+  uint64_t sum = 0xcbf29ce484222325u, word;
+  const uint64_t known[] = {(uint64_t)head->length, (uint64_t)head->dropped, head->random};
   size_t i = 0;
-  for (; i + sizeof word <= bytes; i += sizeof word) {
+  for (; i < sizeof known / sizeof *known; ++i) sum = (sum ^ known[i]) * prime;
+  for (i = 0; i + sizeof word <= bytes; i += sizeof word) {
     memcpy(&word, data + i, sizeof word);
     sum = (sum ^ word) * prime;
     sum ^= sum >> 29;
@@ -318,6 +326,7 @@ int TF(save_state)(tf_context *context, void *data, size_t bytes) {
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
   tf_saved head = tf_saved_head;
   head.length = context->length;
+  head.dropped = context->dropped;
   head.random = context->random;
   head.bytes = tf_all_state_bytes(context->length);
   const int status = bytes == sizeof head + head.bytes ? TF_STATUS(OK) : TF_STATUS(WRONG_COUNT);
@@ -343,6 +352,7 @@ static bool tf_is_saved(const tf_saved *head, const unsigned char *content, size
 #else
   if (head->length) return false;
 #endif
+  if (head->dropped < 0 || head->dropped > INT64_MAX / 2) return false;
   return head->bytes == bytes && bytes == tf_all_state_bytes(head->length) &&
          head->checksum == tf_checksum(head, content, bytes);
 }
@@ -387,7 +397,10 @@ int TF(load_state)(tf_context *context, const void *data, size_t bytes) {
   const unsigned char *content = (const unsigned char *)data + sizeof head;
   int status = TF_STATUS(WRONG_STATE);
   if (tf_is_saved(&head, content, bytes - sizeof head)) status = tf_set_states(context, head.length, content);
-  if (status == TF_STATUS(OK)) context->random = head.random;
+  if (status == TF_STATUS(OK)) {
+    context->dropped = head.dropped;
+    context->random = head.random;
+  }
   tf_end_call(context);
   return status;
 }
@@ -412,6 +425,7 @@ int TF(fork)(tf_context *context, tf_context **copy) {
   }
   if (status == TF_STATUS(OK)) {
     (*copy)->length = context->length;
+    (*copy)->dropped = context->dropped;
     (*copy)->random = context->random;
 #ifdef TF_DIMENSIONS
     for (size_t i = 0; i < TF_DIMENSIONS; ++i) tf_set(*copy, i, context->values[i]);

@@ -2,7 +2,7 @@
 /* What functions return for states. */
 enum {
   %(NAME)s_WRONG_LENGTH = 24,  /* the states cannot have this length: a step grows them too far, or a call does not shorten them */
-  %(NAME)s_WRONG_STATE = 25,  /* what should be a saved state is damaged, or that of another model */
+  %(NAME)s_WRONG_STATE = 25,  /* what should be a saved state is damaged, or that of another model or version */
   %(NAME)s_NOT_TRUNCATED = 26, /* a state that each step replaces has no rows to forget: reset it */
   %(NAME)s_WRONG_SAMPLING = 27 /* temperature, top_k, top_p or penalty is out of its range, or a token has no logit */
 };
@@ -24,6 +24,10 @@ enum {
 /* The length of the growing states: that of all steps since the beginning, but for what was truncated or dropped. */
 %(NAME)s_API int64_t %(name)s_length(const %(name)s_context *context);
 
+/* The rows that %(name)s_drop has taken from the growing states since the beginning: the next position of a token is this
+ * plus the length. */
+%(NAME)s_API int64_t %(name)s_dropped(const %(name)s_context *context);
+
 /* Forget all beyond a length, to which %(name)s_length becomes equal. */
 %(NAME)s_API int %(name)s_truncate(%(name)s_context *context, int64_t length);
 
@@ -35,7 +39,7 @@ enum {
 %(NAME)s_API int %(name)s_state(%(name)s_context *context, size_t state, const void **data, size_t *bytes);
 
 /* Save all states to memory of %(name)s_state_bytes, and go on from there later, in any context of a library of this
- * model. What was damaged, or saved by another model, is refused and changes nothing. */
+ * model. What was damaged, or saved by another model or version of tvmflow, is refused and changes nothing. */
 %(NAME)s_API int %(name)s_state_bytes(%(name)s_context *context, size_t *bytes);
 %(NAME)s_API int %(name)s_save_state(%(name)s_context *context, void *data, size_t bytes);
 %(NAME)s_API int %(name)s_load_state(%(name)s_context *context, const void *data, size_t bytes);

@@ -23,6 +23,11 @@
     return Number(this.#exports.%(name)s_length(this.#context));
   }
 
+  /** The rows that `drop` has taken since the beginning: the next position of a token is this plus `length`. */
+  get dropped() {
+    return Number(this.#exports.%(name)s_dropped(this.#context));
+  }
+
   /** Drop everything after a length of the growing states. */
   truncate(length) {
     this.#change("truncate", BigInt(length));

@@ -18,7 +18,7 @@ LOADER: Final = "states.js"
 _LINE: Final = 110
 
 FUNCTIONS: Final = (
-    *("step", "reset", "length", "truncate", "drop", "state"),
+    *("step", "reset", "length", "dropped", "truncate", "drop", "state"),
     *("state_bytes", "save_state", "load_state", "fork"),
     *("sample", "seed"),
 )

@@ -452,6 +452,7 @@ class Context {
   std::uint32_t threads() const { return Library::threads(context_); }
 //@states
   std::int64_t length() const { return ::@PREFIX@_length(context_); }
+  std::int64_t dropped() const { return ::@PREFIX@_dropped(context_); }
 
   // Calls a function of the library with its context.
   template <typename Function, typename... Arguments>
@@ -717,6 +718,9 @@ class Model {
 
   // The length of the growing states, such as the tokens in a KV cache; 0 where none grows.
   std::int64_t length() const { return state().contexts.length(); }
+
+  // The rows that drop() has taken since the beginning: the next position of a token is this plus length().
+  std::int64_t dropped() const { return state().contexts.dropped(); }
 
   // Drops everything after a length of the growing states.
   void truncate(std::int64_t length) { change(::@PREFIX@_truncate, length); }
