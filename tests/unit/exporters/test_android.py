@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.exports import Exported
+from tests.support.exports import Array, Exported
 from tests.support.hostile_names import draw_names
 from tests.support.recipes import ROOT
+from tests.unit.targets.state_libraries import write_library
 from tvmflow.exporters import android
 from tvmflow.exporters.exporter import ExportRequest
 from tvmflow.targets import c_runtime, form_names
-from tvmflow.targets.c_runtime import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel, JavaClass
 
 JAVAC = shutil.which("javac")
 needs_java = pytest.mark.skipif(JAVAC is None, reason="needs a JDK (javac)")
@@ -59,7 +60,7 @@ public class Main {
     Files.write(Paths.get(words[1]), scores.array());
     ByteBuffer[] ins = {in}, outs = {out};
     refuses(IllegalArgumentException.class, "input 0 has 64 numbers, not 3", () -> model.run(new float[3]));
-    refuses(IllegalArgumentException.class, "the model has 1 inputs", () -> model.run(image, image));
+    refuses(IllegalArgumentException.class, "there are 1 inputs, not 2", () -> model.run(image, image));
     refuses(IllegalArgumentException.class, "is not direct", () -> model.run(new ByteBuffer[] {ByteBuffer.allocate(256)}, outs));
     refuses(IllegalArgumentException.class, "another size", () -> model.run(new ByteBuffer[] {ByteBuffer.allocateDirect(8)}, outs));
     refuses(IllegalArgumentException.class, "number of inputs", () -> model.run(new ByteBuffer[] {in, in}, outs));
@@ -77,6 +78,18 @@ public class Main {
 """
 
 
+def compile_java(folder: Path, made: JavaClass) -> None:
+    files = [f"{made.name}.java", "Main.java"]
+    options = ["--release", "8", "-Xlint:all,-options", "-Werror"]
+    subprocess.run([str(JAVAC), *options, "-d", ".", *files], cwd=folder, check=True)
+
+
+def run_java(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    java = str(Path(str(JAVAC)).with_name("java"))
+    command = [java, "-Xcheck:jni", "-Djava.library.path=.", "Main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 @needs_java
 def test_java_calls_the_library(exported: Exported, tmp_path: Path) -> None:
@@ -88,21 +101,162 @@ def test_java_calls_the_library(exported: Exported, tmp_path: Path) -> None:
     (tmp_path / "Main.java").write_text(MAIN)
     images, _ = exports.held_out()
     (tmp_path / "images").write_bytes(np.ascontiguousarray(images, "float32").tobytes())
-    files = [f"{made.name}.java", "Main.java"]
-    options = ["--release", "8", "-Xlint:all,-options", "-Werror"]
-    subprocess.run([str(JAVAC), *options, "-d", ".", *files], cwd=tmp_path, check=True)
-    java = str(Path(str(JAVAC)).with_name("java"))
-    command = [java, "-Xcheck:jni", "-Djava.library.path=.", "Main", "images", "scores"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    compile_java(tmp_path, made)
+    done = run_java(tmp_path, "images", "scores")
     assert (done.returncode, done.stdout) == (0, "data 10"), done.stdout + done.stderr
     scores = np.fromfile(tmp_path / "scores", "float32").reshape(-1, 10)
     np.testing.assert_allclose(scores, exports.reference(exported), rtol=1e-4, atol=1e-5)
 
 
+STATES = """
+import java.nio.*;
+import java.nio.file.*;
+import java.util.Arrays;
+import tvmflow.models.CachedModel;
+
+public class Main {
+  interface Action { void run(); }
+
+  static void refuses(Class<? extends Throwable> type, String text, Action action) {
+    try {
+      action.run();
+    } catch (Throwable error) {
+      if (type.isInstance(error) && error.getMessage().contains(text)) return;
+      throw new AssertionError(text, error);
+    }
+    throw new AssertionError("not refused: " + text);
+  }
+
+  static void require(boolean condition) {
+    if (!condition) throw new AssertionError();
+  }
+
+  static float[] step(CachedModel model, int tokens) {
+    model.setDimension("seq", tokens);
+    float[] x = new float[32 * tokens], mask = new float[(int) model.length() + tokens], y = new float[x.length];
+    for (int i = 0; i < x.length; ++i) x[i] = i % 13 / 16f - 0.5f;
+    Arrays.fill(mask, 1);
+    if (tokens % 2 == 1) return model.step(x, mask)[0];
+    ByteBuffer[] in = {model.allocate(CachedModel.STEP_INPUTS.get(0)), model.allocate(CachedModel.STEP_INPUTS.get(1))};
+    ByteBuffer[] out = {model.allocate(CachedModel.STEP_OUTPUTS.get(0))};
+    in[0].asFloatBuffer().put(x);
+    in[1].asFloatBuffer().put(mask);
+    model.step(in, out);
+    out[0].asFloatBuffer().get(y);
+    return y;
+  }
+
+  static long[] draw(CachedModel model) {
+    CachedModel.Sampling sampling = new CachedModel.Sampling();
+    sampling.temperature = 1;
+    sampling.topK = 3;
+    long[] tokens = new long[20];
+    for (int i = 0; i < tokens.length; ++i) tokens[i] = model.sample(new float[] {0, 1, 3, 2}, sampling);
+    return tokens;
+  }
+
+  static void sample(CachedModel model) {
+    float[] logits = {0, 1, 3, 2};
+    CachedModel.Sampling greedy = new CachedModel.Sampling(), wrong = new CachedModel.Sampling();
+    require(model.sample(logits, greedy) == 2);
+    greedy.repetitionPenalty = 2;
+    require(model.sample(logits, greedy, 2) == 3);
+    wrong.topK = -1;
+    refuses(IllegalArgumentException.class, "out of its range", () -> model.sample(logits, wrong));
+    model.seed(7);
+    try (CachedModel copy = model.fork()) {
+      long[] tokens = draw(model);
+      require(Arrays.equals(draw(copy), tokens) && !Arrays.equals(draw(copy), tokens));
+    }
+  }
+
+  public static void main(String[] words) throws Exception {
+    ByteBuffer made = ByteBuffer.allocate(1 << 16).order(ByteOrder.nativeOrder());
+    CachedModel model = new CachedModel(1);
+    require(model.length() == 0 && model.state("past_key").capacity() == 0);
+    for (int tokens : new int[] {5, 2, 12}) for (float value : step(model, tokens)) made.putFloat(value);
+    for (String name : new String[] {"past_key", "past_value"}) made.put(model.state(name));
+    byte[] saved = model.saveState();
+    Files.write(Paths.get(words[1]), saved);
+    CachedModel copy = model.fork();
+    float[] following = step(model, 2);
+    model.truncate(19);
+    require(Arrays.equals(step(model, 2), following) && model.length() == 21);
+    model.close();
+    require(Arrays.equals(step(copy, 2), following));
+    for (float value : following) made.putFloat(value);
+    copy.drop(9);
+    require(copy.length() == 12 && copy.dropped() == 9);
+    made.put(copy.state("past_value"));
+    byte[] damaged = copy.saveState();
+    damaged[70] ^= 1;
+    refuses(IllegalArgumentException.class, "cannot have this length", () -> copy.truncate(13));
+    refuses(IllegalArgumentException.class, "cannot have this length", () -> copy.drop(-1));
+    refuses(IllegalArgumentException.class, "damaged", () -> copy.loadState(damaged));
+    refuses(IllegalArgumentException.class, "no state", () -> copy.state("x"));
+    refuses(IllegalArgumentException.class, "there are 2 inputs, not 1", () -> copy.step(new float[32]));
+    refuses(IllegalArgumentException.class, "cannot have this length", () -> { while (true) step(copy, 12); });
+    copy.loadState(Files.readAllBytes(Paths.get(words[0])));
+    require(copy.dropped() == 3);
+    for (float value : step(copy, 4)) made.putFloat(value);
+    sample(copy);
+    copy.reset();
+    require(copy.length() == 0 && copy.dropped() == 0);
+    for (float value : step(copy, 5)) made.putFloat(value);
+    copy.close();
+    refuses(IllegalStateException.class, "closed", () -> copy.length());
+    Files.write(Paths.get(words[2]), Arrays.copyOf(made.array(), made.position()));
+  }
+}
+"""
+
+
+@pytest.mark.slow
+@needs_java
+def test_java_takes_steps(tmp_path: Path) -> None:
+    """Steps, states and saved states are those of a session, to the bit; forks go on after the original is closed."""
+    cached = write_library(tmp_path)
+    made = android.java_class("cached")
+    triple = str(exports.target().tvm["mtriple"])
+    model = DescribedModel("cached", cached.signature, (), triple)
+    compiled = {path.name: path for path in cached.folder.glob("*.o")}
+    compiled[c_runtime.PROGRAM] = cached.folder / "compiled.c"
+    library = tmp_path / "libcached.so"
+    c_runtime.link(model, compiled, library, java=made)
+    session = cached.load(library).session()
+
+    def step(seq: int) -> Array:
+        x = (np.arange(32 * seq) % 13 / 16 - 0.5).astype(np.float32).reshape(1, seq, 32)
+        return session.run({"x": x, "mask": np.ones((1, session.length + seq), np.float32)})["y"]
+
+    step(9)
+    session.drop(3)
+    (tmp_path / "python").write_bytes(session.save())
+    (tmp_path / f"{made.name}.java").write_text(android.write_class(model, made))
+    (tmp_path / "Main.java").write_text(STATES)
+    compile_java(tmp_path, made)
+    done = run_java(tmp_path, "python", "saved", "made")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    session.reset()
+    expected = [step(seq) for seq in (5, 2, 12)]
+    expected += session.states.values()
+    assert (tmp_path / "saved").read_bytes() == session.save()
+    expected.append(step(2))
+    session.drop(9)
+    expected.append(session.states["past_value"])
+    session.load((tmp_path / "python").read_bytes())
+    expected.append(step(4))
+    session.reset()
+    expected.append(step(5))
+    assert (tmp_path / "made").read_bytes() == b"".join(array.tobytes() for array in expected)
+
+
 def test_the_class_calls_nothing_that_is_newer_than_its_android() -> None:
     """Streams and exact products came with API 24: a class for API 21 that calls them ends the app on Android 5 and 6."""
     newer = r"stream|Stream|Exact|Optional|getOrDefault|computeIfAbsent|List\.of|String\.join|java\.time"
-    text = (Path(android.__file__).parent / "Model.java").read_text()
+    folder = Path(android.__file__).parent
+    text = "".join(path.read_text() for path in folder.glob("*.java"))
     calls = re.sub(r"//.*|/\*(?s:.*?)\*/", "", text)
     assert re.findall(newer, calls) == []
 

@@ -39,7 +39,7 @@ public final class %(class)s implements AutoCloseable {
 
   public static final List<Tensor> INPUTS = listOf(%(inputs)s);
   public static final List<Tensor> OUTPUTS = listOf(%(outputs)s);
-  /** The names of the sizes that each call chooses. */
+%(state_lists)s  /** The names of the sizes that each call chooses. */
   public static final List<String> DIMENSIONS =
       Collections.unmodifiableList(Arrays.asList(new String[] {%(dimensions)s}));
 
@@ -56,8 +56,10 @@ public final class %(class)s implements AutoCloseable {
 
   /** @throws UnsupportedOperationException if the CPU lacks an instruction set that the library was built for */
   public %(class)s(int threads) {
-    if (threads < 0) throw new IllegalArgumentException("threads must be at least 0");
-    long[] made = create(threads);
+    this(create(threads));
+  }
+
+  private %(class)s(long[] made) {
     check((int) made[1]);
     handle = made[0];
   }
@@ -92,6 +94,12 @@ public final class %(class)s implements AutoCloseable {
     return allocate(INPUTS.get(index), inputShape(index));
   }
 
+  /** The same for one of INPUTS or OUTPUTS. */
+  public ByteBuffer allocate(Tensor tensor) {
+    int index = INPUTS.indexOf(tensor);
+    return index < 0 ? allocateOutput(OUTPUTS.indexOf(tensor)) : allocateInput(index);
+  }
+
   /** Memory for an output of the next call, with the machine's byte order. It may be used for many calls. */
   public synchronized ByteBuffer allocateOutput(int index) {
     Tensor tensor = OUTPUTS.get(index);
@@ -108,9 +116,7 @@ public final class %(class)s implements AutoCloseable {
    * @throws IllegalArgumentException if a buffer has another size than the model's, or shares memory with another
    */
   public synchronized void run(ByteBuffer[] inputs, ByteBuffer[] outputs) {
-    for (ByteBuffer output : outputs)
-      if (output.isReadOnly()) throw new IllegalArgumentException("an output is read-only");
-    check(compute(handle(), slices(inputs), slices(outputs)));
+    check(compute(handle(), slices(inputs), writable(outputs)));
   }
 
   /**
@@ -120,22 +126,37 @@ public final class %(class)s implements AutoCloseable {
    * @return the numbers of each output, in the order of OUTPUTS
    */
   public synchronized float[][] run(float[]... inputs) {
-    if (inputs.length != INPUTS.size())
-      throw new IllegalArgumentException("the model has " + INPUTS.size() + " inputs, not " + inputs.length);
-    ByteBuffer[] taken = new ByteBuffer[inputs.length], given = new ByteBuffer[OUTPUTS.size()];
+    ByteBuffer[] taken = fill(INPUTS, inputs), given = allocate(OUTPUTS);
+    run(taken, given);
+    return read(OUTPUTS, given);
+  }
+
+%(states)s  private ByteBuffer[] fill(List<Tensor> tensors, float[][] inputs) {
+    if (inputs.length != tensors.size())
+      throw new IllegalArgumentException("there are " + tensors.size() + " inputs, not " + inputs.length);
+    ByteBuffer[] taken = allocate(tensors);
     for (int i = 0; i < taken.length; ++i) {
-      FloatBuffer floats = floats(INPUTS.get(i), taken[i] = allocateInput(i));
+      FloatBuffer floats = floats(tensors.get(i), taken[i]);
       if (floats.capacity() != inputs[i].length)
         throw new IllegalArgumentException(
             "input " + i + " has " + floats.capacity() + " numbers, not " + inputs[i].length);
       floats.put(inputs[i]);
     }
-    for (int i = 0; i < given.length; ++i) given[i] = allocateOutput(i);
-    run(taken, given);
+    return taken;
+  }
+
+  private ByteBuffer[] allocate(List<Tensor> tensors) {
+    ByteBuffer[] buffers = new ByteBuffer[tensors.size()];
+    for (int i = 0; i < buffers.length; ++i) buffers[i] = allocate(tensors.get(i));
+    return buffers;
+  }
+
+  private float[][] read(List<Tensor> tensors, ByteBuffer[] given) {
     float[][] results = new float[given.length][];
     for (int i = 0; i < given.length; ++i) {
-      results[i] = new float[count(outputShape(i))];
-      floats(OUTPUTS.get(i), given[i]).get(results[i]);
+      Tensor tensor = tensors.get(i);
+      results[i] = new float[count(outputShape(OUTPUTS.indexOf(tensor)))];
+      floats(tensor, given[i]).get(results[i]);
     }
     return results;
   }
@@ -178,6 +199,12 @@ public final class %(class)s implements AutoCloseable {
     return slices;
   }
 
+  private static ByteBuffer[] writable(ByteBuffer[] buffers) {
+    for (ByteBuffer buffer : buffers)
+      if (buffer.isReadOnly()) throw new IllegalArgumentException("an output is read-only");
+    return slices(buffers);
+  }
+
   private static long[] found(long[] shape) {
     if (shape == null) throw new IndexOutOfBoundsException("the model has no such input or output");
     return shape;
@@ -213,7 +240,7 @@ public final class %(class)s implements AutoCloseable {
   private static native long[] shapeOf(long handle, boolean isOutput, int index);
 
   private static native int choose(long handle, int dimension, long size);
-
+%(state_natives)s
   private static native byte[] message(int status);
 
   private static native byte[] missingFeature();

@@ -14,14 +14,24 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import c_library
 from tvmflow.exporters.exporter import BuiltModel, ExportRequest, write_text
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_shape, describe_tensors
+from tvmflow.targets.c_runtime import (
+    DescribedModel,
+    JavaClass,
+    describe_shape,
+    describe_tensors,
+    states,
+)
 
 FORM: Final = c_library.FORM
 
 _FOLDER: Final = Path(__file__).parent
 _CLASS: Final = "Model.java"
+_STATES: Final = "States.java"
 _README: Final = "README.md"
-SOURCES: Final = (*c_runtime.SOURCES, _FOLDER / _CLASS, _FOLDER / _README)
+SOURCES: Final = (
+    *c_runtime.SOURCES,
+    *(_FOLDER / name for name in (_CLASS, _STATES, _README)),
+)
 
 _PACKAGE: Final = "tvmflow.models"
 # Architecture -> Android ABI.
@@ -31,7 +41,10 @@ _ABIS: Final[Mapping[str, str]] = {
     "x86_64": "x86_64",
 }
 # Statuses of the header for errors of callers, and other statuses.
-_ARGUMENTS: Final = "NULL_ARGUMENT WRONG_OPTION WRONG_COUNT OVERLAP WRONG_DIMENSION".split()
+_ARGUMENTS: Final = (
+    "NULL_ARGUMENT WRONG_OPTION WRONG_COUNT OVERLAP WRONG_DIMENSION "
+    "WRONG_LENGTH WRONG_STATE WRONG_SAMPLING"
+).split()
 _OTHERS: Final = "OK NO_MEMORY MISSING_FEATURE WRONG_VALUE".split()
 _GRADLE: Final = """\
 plugins { id 'com.android.library' }
@@ -54,6 +67,13 @@ if(NOT TARGET %(name)s::%(name)s)
     IMPORTED_LOCATION "${CMAKE_CURRENT_LIST_DIR}/../jniLibs/${ANDROID_ABI}/lib%(name)s.so"
     INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/include")
 endif()
+"""
+
+_STATES_TEXT: Final = """\
+The model keeps its states: `step` takes `STEP_INPUTS` and gives `STEP_OUTPUTS`, where `run` takes all `INPUTS`. `reset`, \
+`length`, `truncate`, `drop`, `dropped`, `fork`, `state`, `saveState` and `loadState` are about the states, and `sample` and \
+`seed` choose the tokens of a language model.
+
 """
 
 
@@ -98,7 +118,7 @@ def export(built: BuiltModel, folder: Path) -> None:
 
 def write_class(model: DescribedModel, made: JavaClass) -> str:
     """Return the source of a model's Java class."""
-    statuses = c_runtime.list_statuses(bool(model.dimensions))
+    statuses = c_runtime.list_statuses(bool(model.dimensions), has_states=model.has_states)
     cases = [f"      case {statuses[name]}:\n" for name in _ARGUMENTS if name in statuses]
     values = {
         "package": made.package,
@@ -109,8 +129,22 @@ def write_class(model: DescribedModel, made: JavaClass) -> str:
         "dimensions": ", ".join(java_string(dimension.name) for dimension in model.dimensions),
         "argument_cases": "".join(cases),
         **{name: statuses[name] for name in _OTHERS},
+        **_write_states(model, made),
     }
     return (_FOLDER / _CLASS).read_text() % values
+
+
+def _write_states(model: DescribedModel, made: JavaClass) -> dict[str, str]:
+    """Return the parts of the class that a model with states has; empty for others."""
+    names = ("state_lists", "states", "state_natives")
+    if not model.has_states:
+        return dict.fromkeys(names, "")
+    length = states.find_length_dimension(model.signature, model.dimensions)
+    values = {"class": made.name, "length": str(-1 if length is None else length)}
+    for kind, places in states.list_step_places(model.signature).items():
+        values[kind] = "".join(f", {place}" for place in places)
+    parts = (_FOLDER / _STATES).read_text().split(c_runtime.SEPARATOR)
+    return {name: part % values for name, part in zip(names, parts, strict=True)}
 
 
 def _write_tensors(tensors: Iterable[Mapping[str, Json]]) -> Iterable[str]:
@@ -121,5 +155,10 @@ def _write_tensors(tensors: Iterable[Mapping[str, Json]]) -> Iterable[str]:
 
 def _describe(model: DescribedModel, made: JavaClass) -> str:
     lines = [f"- {line}" for line in describe_tensors(model.signature, markdown_code)]
-    values = {"title": model.name, "class": made.name, "tensors": "\n".join(lines)}
+    values = {
+        "title": model.name,
+        "class": made.name,
+        "tensors": "\n".join(lines),
+        "states": _STATES_TEXT if model.has_states else "",
+    }
     return (_FOLDER / _README).read_text() % values

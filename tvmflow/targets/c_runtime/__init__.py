@@ -54,7 +54,7 @@ _DEVICE: Final = "device_functions.h"
 # Parts of the JavaScript loader, for libraries with dimensions.
 _DIMENSIONS_LOADER: Final = "dimensions.js"
 _LOADER_PARTS: Final = ("dimensions_title", "dimensions_read", "dimensions_methods")
-_SEPARATOR: Final = "//----\n"
+SEPARATOR: Final = "//----\n"
 # `device.h` is the interface between `device.c` and the executor of one driver.
 _DEVICE_SOURCES: Final = ("device.c", "device.h")
 _TEMPLATES: Final = (
@@ -138,6 +138,10 @@ _DEVICE_MEMORY: Final[Mapping[str, str]] = {
 # The native methods of the Java class.
 _JAVA_METHODS: Final = (
     *("create", "destroy", "compute", "shapeOf", "choose", "message", "missingFeature"),
+)
+_JAVA_STATE_METHODS: Final = (
+    *("takeStep", "resetStates", "measureStates", "truncateStates", "dropRows", "readState"),
+    *("saveStates", "loadStates", "forkStates", "chooseToken", "setSeed"),
 )
 
 
@@ -298,7 +302,8 @@ def link(
             alone = _compile_additions(model.triple, sources)
             if java:
                 alone.append(_compile_java(model, java, sources))
-                functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
+                methods = _JAVA_METHODS + (_JAVA_STATE_METHODS if model.has_states else ())
+                functions += [f"{java.prefix}{method}" for method in methods]
             interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
             linking.link_c_library(
                 [*objects, *alone], shared, model.triple, interface, import_library
@@ -340,6 +345,7 @@ def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
         f"#define TF_STATUS(name) {model.prefix.upper()}_##name",
         f"#define TF_JAVA(name) {java.prefix}##name",
         *(["#define TF_OPEN_SIZES"] if model.dimensions else []),
+        *(["#define TF_HAS_STATES"] if model.has_states else []),
         f'#include "{_HEADER}"',
         (_FOLDER / _JAVA).read_text(),
     ]
@@ -386,7 +392,7 @@ def list_statuses(
 
 
 def _read_parts(name: str) -> list[str]:
-    return (_FOLDER / name).read_text().split(_SEPARATOR)
+    return (_FOLDER / name).read_text().split(SEPARATOR)
 
 
 def write_header(model: DescribedModel, program: str = "") -> str:

@@ -52,15 +52,19 @@ void *TF_NATIVE(missingFeature)(tf_env *env, void *type) {
 }
 
 /* The handle and the status. */
+static void *tf_give(tf_env *env, TF(context) *const *context, int status) {
+  const int64_t results[] = {(int64_t)(uintptr_t)*context, status};
+  void *array = tf_longs(env, results, 2);
+  if (!array) TF(destroy)(*context);
+  return array;
+}
+
 void *TF_NATIVE(create)(tf_env *env, void *type, int32_t threads) {
   (void)type;
   const TF(options) options = {.abi = TF_STATUS(ABI), .threads = (uint32_t)threads};
   TF(context) *context = NULL;
   const int status = TF(create)(&options, &context);
-  const int64_t results[] = {(int64_t)(uintptr_t)context, status};
-  void *array = tf_longs(env, results, 2);
-  if (!array) TF(destroy)(context);
-  return array;
+  return tf_give(env, &context, status);
 }
 
 int32_t TF_NATIVE(destroy)(tf_env *env, void *type, int64_t handle) {
@@ -68,25 +72,33 @@ int32_t TF_NATIVE(destroy)(tf_env *env, void *type, int64_t handle) {
   return TF(destroy)(tf_context_of(handle));
 }
 
+static void tf_read_buffer(tf_env *env, void *buffer, TF(buffer) *memory) {
+  memory->data = (*env)->address(env, buffer);
+  memory->bytes = (size_t)(*env)->capacity(env, buffer);
+}
+
 static int tf_read_buffers(tf_env *env, void *array, TF(buffer) *buffers, int32_t count) {
   if ((*env)->array_length(env, array) != count) return TF_STATUS(WRONG_COUNT);
   for (int32_t i = 0; i < count; ++i) {
     void *buffer = (*env)->object_at(env, array, i);
-    buffers[i].data = (*env)->address(env, buffer);
-    buffers[i].bytes = (size_t)(*env)->capacity(env, buffer);
+    tf_read_buffer(env, buffer, &buffers[i]);
     (*env)->delete_local(env, buffer);
   }
   return TF_STATUS(OK);
 }
 
-int32_t TF_NATIVE(compute)(tf_env *env, void *type, int64_t handle, void *inputs, void *outputs) {
-  (void)type;
-  TF(buffer) in[TF_STATUS(INPUTS) + 1], out[TF_STATUS(OUTPUTS) + 1];
-  int status = tf_read_buffers(env, inputs, in, TF_STATUS(INPUTS));
-  if (status == TF_STATUS(OK)) status = tf_read_buffers(env, outputs, out, TF_STATUS(OUTPUTS));
-  if (status != TF_STATUS(OK)) return status;
-  return TF(run)(tf_context_of(handle), in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
-}
+/* Define a native method that calls a function with buffers for some inputs and outputs. */
+#define TF_CALL_WITH(method, function, in_count, out_count)                                                         \
+  int32_t TF_NATIVE(method)(tf_env *env, void *type, int64_t handle, void *inputs, void *outputs) {                 \
+    (void)type;                                                                                                     \
+    TF(buffer) in[in_count + 1], out[out_count + 1];                                                                \
+    int status = tf_read_buffers(env, inputs, in, in_count);                                                        \
+    if (status == TF_STATUS(OK)) status = tf_read_buffers(env, outputs, out, out_count);                            \
+    if (status != TF_STATUS(OK)) return status;                                                                     \
+    return TF(function)(tf_context_of(handle), in, in_count, out, out_count);                                       \
+  }
+
+TF_CALL_WITH(compute, run, TF_STATUS(INPUTS), TF_STATUS(OUTPUTS))
 
 /* The shape of an input or output in the next call, or of an output after a call; NULL if there is none. */
 void *TF_NATIVE(shapeOf)(tf_env *env, void *type, int64_t handle, uint8_t is_output, int32_t index) {
@@ -118,3 +130,79 @@ int32_t TF_NATIVE(choose)(tf_env *env, void *type, int64_t handle, int32_t dimen
   return TF_STATUS(WRONG_COUNT);
 #endif
 }
+
+#ifdef TF_HAS_STATES
+TF_CALL_WITH(takeStep, step, TF_STATUS(STEP_INPUTS), TF_STATUS(STEP_OUTPUTS))
+
+int32_t TF_NATIVE(resetStates)(tf_env *env, void *type, int64_t handle) {
+  (void)env, (void)type;
+  return TF(reset)(tf_context_of(handle));
+}
+
+#define TF_CHANGE(method, call)                                                           \
+  int32_t TF_NATIVE(method)(tf_env *env, void *type, int64_t handle, int64_t value) {     \
+    (void)env, (void)type;                                                                \
+    return call;                                                                          \
+  }
+TF_CHANGE(truncateStates, TF(truncate)(tf_context_of(handle), value))
+TF_CHANGE(dropRows, TF(drop)(tf_context_of(handle), value))
+TF_CHANGE(setSeed, TF(seed)(tf_context_of(handle), (uint64_t)value))
+
+/* The length of the states, the rows that were dropped, and the bytes of a saved state. */
+void *TF_NATIVE(measureStates)(tf_env *env, void *type, int64_t handle) {
+  (void)type;
+  TF(context) *context = tf_context_of(handle);
+  size_t bytes = 0;
+  TF(state_bytes)(context, &bytes);
+  const int64_t results[] = {TF(length)(context), TF(dropped)(context), (int64_t)bytes};
+  return tf_longs(env, results, 3);
+}
+
+int32_t TF_NATIVE(readState)(tf_env *env, void *type, int64_t handle, int32_t state, void *values) {
+  (void)type;
+  TF(buffer) memory;
+  tf_read_buffer(env, values, &memory);
+  const void *data;
+  size_t bytes;
+  const int status = TF(state)(tf_context_of(handle), (size_t)state, &data, &bytes);
+  if (status != TF_STATUS(OK)) return status;
+  if (bytes != memory.bytes) return TF_STATUS(WRONG_COUNT);
+  for (size_t i = 0; i < bytes; ++i) ((unsigned char *)memory.data)[i] = ((const unsigned char *)data)[i];
+  return TF_STATUS(OK);
+}
+
+int32_t TF_NATIVE(saveStates)(tf_env *env, void *type, int64_t handle, void *saved) {
+  (void)type;
+  TF(buffer) memory;
+  tf_read_buffer(env, saved, &memory);
+  return TF(save_state)(tf_context_of(handle), memory.data, memory.bytes);
+}
+
+int32_t TF_NATIVE(loadStates)(tf_env *env, void *type, int64_t handle, void *saved) {
+  (void)type;
+  TF(buffer) memory;
+  tf_read_buffer(env, saved, &memory);
+  return TF(load_state)(tf_context_of(handle), memory.data, memory.bytes);
+}
+
+void *TF_NATIVE(forkStates)(tf_env *env, void *type, int64_t handle) {
+  (void)type;
+  TF(context) *copy = NULL;
+  const int status = TF(fork)(tf_context_of(handle), &copy);
+  return tf_give(env, &copy, status);
+}
+
+/* The token and the status. */
+void *TF_NATIVE(chooseToken)(tf_env *env, void *type, int64_t handle, void *logits, float temperature, int32_t top_k,
+                             float top_p, float penalty, void *recent) {
+  (void)type;
+  TF(buffer) values, tokens;
+  tf_read_buffer(env, logits, &values);
+  tf_read_buffer(env, recent, &tokens);
+  const TF(sampling) sampling = {temperature, (uint32_t)top_k, top_p, penalty};
+  int64_t results[] = {0, 0};
+  results[1] = TF(sample)(tf_context_of(handle), values.data, values.bytes / sizeof(float), &sampling, tokens.data,
+                          tokens.bytes / sizeof(int64_t), results);
+  return tf_longs(env, results, 2);
+}
+#endif
