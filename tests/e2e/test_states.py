@@ -22,6 +22,7 @@ from tests.support.exports import compile_cpp
 from tests.support.project import Project
 from tests.support.recipes import ROOT
 from tvmflow.runtime.arrays import unpack_rows
+from tvmflow.targets.host import read_host
 
 pytestmark = pytest.mark.slow
 
@@ -405,6 +406,36 @@ def test_what_is_wrong_is_refused_and_changes_nothing(folder: Path) -> None:
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.skipif(read_host().arch != "x86_64", reason="needs an x86-64 CPU")
+def test_all_levels_share_states(
+    folder: Path, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that one level of CPUs has saved goes on at another; forks have the level of their original."""
+    caches.write_cached_attention(project.folder / "cached.onnx")
+    recipe = caches.RECIPE.replace("targets: [host]", "targets: [x86-64-any]")
+    (project.folder / "tiny.yaml").write_text(recipe.replace("targets:", STATE))
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    dist = project.folder / "dist/cached/x86-64-any"
+    verified = json.loads((dist / "measurements.json").read_text())["levels"]
+    levels = [name for name, entry in verified.items() if "not_verified" not in entry]
+    session, saved = tvmflow.load(folder / "cached.tvmflow").session(), b""
+    for seq, level in enumerate(levels * 2, 1):
+        monkeypatch.setenv("CACHED_LEVEL", level)
+        module = tvmflow.load(dist / "cached.tvmflow")
+        stream = module.session()
+        if saved:
+            stream.load(saved)
+        stream = stream.fork()
+        given = pattern(seq, session.length)
+        expected = session.run(given)["y"]
+        np.testing.assert_allclose(stream.run(given)["y"], expected, 1e-4, 1e-5)
+        stream.drop(seq // 3)
+        session.drop(seq // 3)
+        assert (stream.length, stream.dropped) == (session.length, session.dropped)
+        saved = stream.save()
+
+
 def test_a_recurrent_state_is_replaced_by_each_step(project: Project) -> None:
     """It begins with 0, and has no rows to drop."""
     caches.write_lstm(project.folder / "recurrent.onnx")
@@ -439,7 +470,6 @@ def test_a_recurrent_state_is_replaced_by_each_step(project: Project) -> None:
         (("past_*: present_*", "x: y"), r"'x' and 'y': a state has fixed sizes but for"),
         (("past: {min: 0,", "past: {min: 1,"), r"write `past: \{min: 0, max: 40\}`"),
         (("targets: [host]", "targets: [cortex-m7]"), "cannot have the recipe's `state`"),
-        (("targets: [host]", "targets: [x86-64-any]"), "with several ISA levels holds none yet"),
     ],
 )
 def test_what_no_library_can_hold_is_told(

@@ -260,8 +260,6 @@ def _check_states(planned: PlannedRecipe, target: Target) -> Iterator[str]:
         platform = parse_triple(cpu_triple(part.tvm))
         if not backend_for(part.tvm).RUNS_ON_HOST_CPU:
             reason = "a device holds no states yet"
-        elif part.levels or part.isa_level_target:
-            reason = "a library with several ISA levels holds none yet"
         elif platform.system == "none":
             reason = "without a heap there is no memory for them"
         else:

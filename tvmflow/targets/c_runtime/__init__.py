@@ -188,9 +188,9 @@ class DescribedModel(NamedTuple):
 
     @property
     def has_states(self) -> bool:
-        """True if contexts hold states, which is impossible with ISA levels, on a device, or without a heap."""
-        is_plain = not self.levels and not self.executor
-        return bool(self.signature.get("states")) and is_plain and self.system != "none"
+        """True if contexts hold states, which is impossible on a device, or without a heap."""
+        is_possible = not self.executor and self.system != "none"
+        return bool(self.signature.get("states")) and is_possible
 
     @property
     def system(self) -> str:
@@ -364,7 +364,7 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
         write_sources(model.at_level(level), program, folder / level.name)
     if model.levels:
         code = isa_levels.write_code(
-            model.prefix, model.levels, len(model.dimensions), model.triple
+            model.prefix, model.levels, len(model.dimensions), model.has_states, model.triple
         )
         header = write_header(model)
     else:

@@ -132,7 +132,9 @@ def write_features(features: Iterable[str], triple: str) -> list[str]:
     return lines
 
 
-def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, triple: str) -> str:
+def write_code(
+    prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, has_states: bool, triple: str
+) -> str:
     """Return the C code that dispatches to a library's ISA levels."""
     names = names_text([level.name for level in levels])
     message = (
@@ -155,6 +157,7 @@ def write_code(prefix: str, levels: Sequence[IsaLevelCode], dimensions: int, tri
         f"#define TF(name) {prefix}_##name",
         f"#define TF_STATUS(name) {prefix.upper()}_##name",
         *([f"#define TF_DIMENSIONS {dimensions}"] if dimensions else []),
+        *(["#define TF_HAS_STATES"] if has_states else []),
         *write_features(levels[0].features, triple),
         f"#define TF_LEVELS(X) {' '.join(entries)}",
         f"#define TF_FEATURES_OF_LEVELS {' '.join(tables)}",

@@ -22,70 +22,91 @@ typedef TF(tensor) tf_tensor;
 typedef TF(options) tf_options;
 typedef void (*tf_hook)(void *user, size_t kernel, uint64_t nanoseconds);
 
-#define TF_DECLARE(prefix)                                                                                   \
-  int prefix##_create(const tf_options *, tf_context **);                                                    \
-  int prefix##_run(tf_context *, const tf_buffer *, size_t, const tf_buffer *, size_t);                      \
-  int prefix##_destroy(tf_context *);                                                                        \
-  const tf_tensor *prefix##_inputs(void);                                                                    \
-  const tf_tensor *prefix##_outputs(void);                                                                   \
-  int prefix##_bounded_axis(size_t);                                                                         \
-  int prefix##_output_shape(tf_context *, size_t, int64_t *);                                                \
-  const char *prefix##_message(int);                                                                         \
-  uint32_t prefix##_threads(const tf_context *);                                                             \
-  size_t prefix##_kernel_count(void);                                                                        \
-  const char *prefix##_kernel_name(size_t);                                                                  \
-  int prefix##_profile(tf_context *, tf_hook, void *);
-#define TF_FUNCTIONS(prefix)                                                                                 \
-  prefix##_create, prefix##_run, prefix##_destroy, prefix##_inputs, prefix##_outputs, prefix##_bounded_axis, \
-      prefix##_output_shape, prefix##_message, prefix##_threads, prefix##_kernel_count, prefix##_kernel_name, \
-      prefix##_profile
+/* Lists of functions: X(prefix, result, name, parameters, arguments). First those of the level of a context. */
+#define TF_CONTEXT_FUNCTIONS(X, prefix)                                                                               \
+  X(prefix, int, run,                                                                                                 \
+    (tf_context * context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs, size_t output_count), \
+    (tf_inner(context), inputs, input_count, outputs, output_count))                                                  \
+  X(prefix, int, destroy, (tf_context * context), (tf_inner(context)))                                                \
+  X(prefix, int, output_shape, (tf_context * context, size_t output, int64_t *shape), (tf_inner(context), output, shape)) \
+  X(prefix, uint32_t, threads, (const tf_context *context), (tf_inner(context)))                                      \
+  X(prefix, int, profile, (tf_context * context, tf_hook hook, void *user), (tf_inner(context), hook, user))
+/* Those that are the same at all levels. */
+#define TF_COMMON_FUNCTIONS(X, prefix)                       \
+  X(prefix, const tf_tensor *, inputs, (void), ())           \
+  X(prefix, const tf_tensor *, outputs, (void), ())          \
+  X(prefix, int, bounded_axis, (size_t output), (output))
+/* Those that this file calls itself. */
+#define TF_OWN_FUNCTIONS(X, prefix)                                                      \
+  X(prefix, int, create, (const tf_options *options, tf_context **context), ())          \
+  X(prefix, const char *, message, (int status), ())                                     \
+  X(prefix, size_t, kernel_count, (void), ())                                            \
+  X(prefix, const char *, kernel_name, (size_t kernel), ())
 
 #ifdef TF_DIMENSIONS
 typedef TF(dimension) tf_dimension;
-#define TF_DECLARE_DIMENSIONS(prefix)                                        \
-  const tf_dimension *prefix##_dimensions(void);                             \
-  int prefix##_set_dimension(tf_context *, size_t, int64_t);                 \
-  int64_t prefix##_get_dimension(const tf_context *, size_t);                \
-  int prefix##_set_input_shape(tf_context *, size_t, const int64_t *, size_t); \
-  int prefix##_input_shape(tf_context *, size_t, int64_t *);                 \
-  int prefix##_input_bytes(tf_context *, size_t, size_t *);                  \
-  int prefix##_output_bytes(tf_context *, size_t, size_t *);
-#define TF_DIMENSION_FUNCTIONS(prefix)                                                       \
-  , prefix##_dimensions, prefix##_set_dimension, prefix##_get_dimension, prefix##_set_input_shape, \
-      prefix##_input_shape, prefix##_input_bytes, prefix##_output_bytes
+#define TF_DIMENSION_FUNCTIONS(X, prefix)                                                                             \
+  X(prefix, int, set_dimension, (tf_context * context, size_t dimension, int64_t size), (tf_inner(context), dimension, size)) \
+  X(prefix, int64_t, get_dimension, (const tf_context *context, size_t dimension), (tf_inner(context), dimension))    \
+  X(prefix, int, set_input_shape, (tf_context * context, size_t input, const int64_t *shape, size_t rank),            \
+    (tf_inner(context), input, shape, rank))                                                                          \
+  X(prefix, int, input_shape, (tf_context * context, size_t input, int64_t *shape), (tf_inner(context), input, shape)) \
+  X(prefix, int, input_bytes, (tf_context * context, size_t input, size_t *bytes), (tf_inner(context), input, bytes)) \
+  X(prefix, int, output_bytes, (tf_context * context, size_t output, size_t *bytes), (tf_inner(context), output, bytes))
+#define TF_COMMON_DIMENSION_FUNCTIONS(X, prefix) X(prefix, const tf_dimension *, dimensions, (void), ())
 #else
-#define TF_DECLARE_DIMENSIONS(prefix)
-#define TF_DIMENSION_FUNCTIONS(prefix)
+#define TF_DIMENSION_FUNCTIONS(X, prefix)
+#define TF_COMMON_DIMENSION_FUNCTIONS(X, prefix)
 #endif
+
+#ifdef TF_HAS_STATES
+typedef TF(sampling) tf_sampling;
+#define TF_STATE_FUNCTIONS(X, prefix)                                                                                 \
+  X(prefix, int, step,                                                                                                \
+    (tf_context * context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs, size_t output_count), \
+    (tf_inner(context), inputs, input_count, outputs, output_count))                                                  \
+  X(prefix, int, reset, (tf_context * context), (tf_inner(context)))                                                  \
+  X(prefix, int64_t, length, (const tf_context *context), (tf_inner(context)))                                        \
+  X(prefix, int64_t, dropped, (const tf_context *context), (tf_inner(context)))                                       \
+  X(prefix, int, truncate, (tf_context * context, int64_t length), (tf_inner(context), length))                       \
+  X(prefix, int, drop, (tf_context * context, int64_t count), (tf_inner(context), count))                             \
+  X(prefix, int, state, (tf_context * context, size_t state, const void **data, size_t *bytes),                       \
+    (tf_inner(context), state, data, bytes))                                                                          \
+  X(prefix, int, state_bytes, (tf_context * context, size_t *bytes), (tf_inner(context), bytes))                      \
+  X(prefix, int, save_state, (tf_context * context, void *data, size_t bytes), (tf_inner(context), data, bytes))      \
+  X(prefix, int, load_state, (tf_context * context, const void *data, size_t bytes), (tf_inner(context), data, bytes)) \
+  X(prefix, int, sample,                                                                                              \
+    (tf_context * context, float *logits, size_t count, const tf_sampling *sampling, const int64_t *recent,           \
+     size_t recent_count, int64_t *token),                                                                            \
+    (tf_inner(context), logits, count, sampling, recent, recent_count, token))                                        \
+  X(prefix, int, seed, (tf_context * context, uint64_t seed), (tf_inner(context), seed))
+#define TF_FORK(X, prefix) X(prefix, int, fork, (tf_context * context, tf_context **copy), ())
+#else
+#define TF_STATE_FUNCTIONS(X, prefix)
+#define TF_FORK(X, prefix)
+#endif
+
+#define TF_FUNCTIONS(X, prefix)                                                        \
+  TF_OWN_FUNCTIONS(X, prefix)                                                          \
+  TF_FORK(X, prefix)                                                                   \
+  TF_COMMON_FUNCTIONS(X, prefix)                                                       \
+  TF_COMMON_DIMENSION_FUNCTIONS(X, prefix)                                             \
+  TF_CONTEXT_FUNCTIONS(X, prefix)                                                      \
+  TF_DIMENSION_FUNCTIONS(X, prefix)                                                    \
+  TF_STATE_FUNCTIONS(X, prefix)
+
+#define TF_MEMBER(prefix, result, name, parameters, arguments) result(*name) parameters;
+#define TF_DECLARE(prefix, result, name, parameters, arguments) result prefix##_##name parameters;
+#define TF_ADDRESS(prefix, result, name, parameters, arguments) prefix##_##name,
 
 typedef struct {
-  const char *name;
+  const char *level;
   const char *const *features; /* that the level before lacks */
-  int (*create)(const tf_options *, tf_context **);
-  int (*run)(tf_context *, const tf_buffer *, size_t, const tf_buffer *, size_t);
-  int (*destroy)(tf_context *);
-  const tf_tensor *(*inputs)(void);
-  const tf_tensor *(*outputs)(void);
-  int (*bounded_axis)(size_t);
-  int (*output_shape)(tf_context *, size_t, int64_t *);
-  const char *(*message)(int);
-  uint32_t (*threads)(const tf_context *);
-  size_t (*kernel_count)(void);
-  const char *(*kernel_name)(size_t);
-  int (*profile)(tf_context *, tf_hook, void *);
-#ifdef TF_DIMENSIONS
-  const tf_dimension *(*dimensions)(void);
-  int (*set_dimension)(tf_context *, size_t, int64_t);
-  int64_t (*get_dimension)(const tf_context *, size_t);
-  int (*set_input_shape)(tf_context *, size_t, const int64_t *, size_t);
-  int (*input_shape)(tf_context *, size_t, int64_t *);
-  int (*input_bytes)(tf_context *, size_t, size_t *);
-  int (*output_bytes)(tf_context *, size_t, size_t *);
-#endif
+  TF_FUNCTIONS(TF_MEMBER, )
 } tf_level;
 
-#define TF_DECLARE_LEVEL(number, prefix, name) TF_DECLARE(prefix) TF_DECLARE_DIMENSIONS(prefix)
-#define TF_LEVEL(number, prefix, name) {name, tf_features##number, TF_FUNCTIONS(prefix) TF_DIMENSION_FUNCTIONS(prefix)},
+#define TF_DECLARE_LEVEL(number, prefix, name) TF_FUNCTIONS(TF_DECLARE, prefix)
+#define TF_LEVEL(number, prefix, name) {name, tf_features##number, TF_FUNCTIONS(TF_ADDRESS, prefix)},
 
 TF_LEVELS(TF_DECLARE_LEVEL)
 TF_FEATURES_OF_LEVELS
@@ -95,6 +116,10 @@ _Static_assert(TF_LEVEL_COUNT <= TF_ALIGNMENT, "the levels that a context can te
 
 static const tf_level *tf_level_of(const tf_context *context) {
   return &tf_levels[(uintptr_t)context % TF_ALIGNMENT];
+}
+
+static tf_context *tf_handle_of(tf_context *context, const tf_level *level) {
+  return (tf_context *)((uintptr_t)context + (uintptr_t)(level - tf_levels));
 }
 
 /* The context without the bits of its level. */
@@ -132,7 +157,7 @@ static int tf_choose_level(const tf_level **level) {
     return TF_STATUS(OK);
   }
   for (size_t i = 0; i < count; ++i) {
-    if (strcmp(tf_levels[i].name, name) != 0) continue;
+    if (strcmp(tf_levels[i].level, name) != 0) continue;
     *level = &tf_levels[i];
     return TF_STATUS(OK);
   }
@@ -154,69 +179,38 @@ int TF(create)(const tf_options *options, tf_context **result) {
   if (status != TF_STATUS(OK)) return status;
   tf_context *context;
   status = level->create(options, &context);
-  if (status == TF_STATUS(OK)) *result = (tf_context *)((uintptr_t)context + (uintptr_t)(level - tf_levels));
+  if (status == TF_STATUS(OK)) *result = tf_handle_of(context, level);
   return status;
-}
-
-int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
-            size_t output_count) {
-  return tf_level_of(context)->run(tf_inner(context), inputs, input_count, outputs, output_count);
-}
-
-int TF(destroy)(tf_context *context) { return tf_level_of(context)->destroy(tf_inner(context)); }
-
-const tf_tensor *TF(inputs)(void) { return tf_levels->inputs(); }
-
-const tf_tensor *TF(outputs)(void) { return tf_levels->outputs(); }
-
-int TF(bounded_axis)(size_t output) { return tf_levels->bounded_axis(output); }
-
-int TF(output_shape)(tf_context *context, size_t output, int64_t *shape) {
-  return tf_level_of(context)->output_shape(tf_inner(context), output, shape);
 }
 
 const char *TF(message)(int status) {
   return status == TF_STATUS(WRONG_LEVEL) ? TF_LEVEL_MESSAGE : tf_levels->message(status);
 }
 
-uint32_t TF(threads)(const tf_context *context) { return tf_level_of(context)->threads(tf_inner(context)); }
-
 size_t TF(kernel_count)(void) { return tf_next_level()->kernel_count(); }
 
 const char *TF(kernel_name)(size_t kernel) { return tf_next_level()->kernel_name(kernel); }
 
-int TF(profile)(tf_context *context, tf_hook hook, void *user) {
-  return tf_level_of(context)->profile(tf_inner(context), hook, user);
-}
-
 const char *TF(level)(const tf_context *context) {
-  return context ? tf_level_of(context)->name : tf_next_level()->name;
+  return context ? tf_level_of(context)->level : tf_next_level()->level;
 }
 
-#ifdef TF_DIMENSIONS
-const tf_dimension *TF(dimensions)(void) { return tf_levels->dimensions(); }
+#define TF_CALL_FIRST(prefix, result, name, parameters, arguments) \
+  result TF(name) parameters { return tf_levels->name arguments; }
+TF_COMMON_FUNCTIONS(TF_CALL_FIRST, )
+TF_COMMON_DIMENSION_FUNCTIONS(TF_CALL_FIRST, )
 
-int TF(set_dimension)(tf_context *context, size_t dimension, int64_t size) {
-  return tf_level_of(context)->set_dimension(tf_inner(context), dimension, size);
-}
+#define TF_CALL_LEVEL(prefix, result, name, parameters, arguments) \
+  result TF(name) parameters { return tf_level_of(context)->name arguments; }
+TF_CONTEXT_FUNCTIONS(TF_CALL_LEVEL, )
+TF_DIMENSION_FUNCTIONS(TF_CALL_LEVEL, )
+TF_STATE_FUNCTIONS(TF_CALL_LEVEL, )
 
-int64_t TF(get_dimension)(const tf_context *context, size_t dimension) {
-  return tf_level_of(context)->get_dimension(tf_inner(context), dimension);
-}
-
-int TF(set_input_shape)(tf_context *context, size_t input, const int64_t *shape, size_t rank) {
-  return tf_level_of(context)->set_input_shape(tf_inner(context), input, shape, rank);
-}
-
-int TF(input_shape)(tf_context *context, size_t input, int64_t *shape) {
-  return tf_level_of(context)->input_shape(tf_inner(context), input, shape);
-}
-
-int TF(input_bytes)(tf_context *context, size_t input, size_t *bytes) {
-  return tf_level_of(context)->input_bytes(tf_inner(context), input, bytes);
-}
-
-int TF(output_bytes)(tf_context *context, size_t output, size_t *bytes) {
-  return tf_level_of(context)->output_bytes(tf_inner(context), output, bytes);
+#ifdef TF_HAS_STATES
+int TF(fork)(tf_context *context, tf_context **copy) {
+  const tf_level *level = tf_level_of(context);
+  const int status = level->fork(tf_inner(context), copy);
+  if (status == TF_STATUS(OK)) *copy = tf_handle_of(*copy, level);
+  return status;
 }
 #endif

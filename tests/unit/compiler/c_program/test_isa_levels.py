@@ -168,7 +168,7 @@ def test_an_unknown_level_is_an_error_that_names_the_levels(
 
 def test_each_feature_is_asked_for_once(built: Built) -> None:
     """A level has those of the levels before it; one that the first level needs is told by its name."""
-    code = isa_levels.write_code("net", built.model.levels, 0, "x86_64-linux-gnu")
+    code = isa_levels.write_code("net", built.model.levels, 0, False, "x86_64-linux-gnu")
     assert '#define TF_FEATURES "sse4_2", ' in code
     assert 'tf_features1[] = {"avx2", "fma", NULL}' in code
 
