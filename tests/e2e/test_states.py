@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 import tvmflow
 from tests.support import caches
+from tests.support.browser import run_script
 from tests.support.caches import Array
 from tests.support.exports import compile_cpp
 from tests.support.project import Project
@@ -289,17 +290,102 @@ def test_a_program_in_cpp_gives_what_a_session_gives(folder: Path, tmp_path: Pat
     assert (tmp_path / "out").read_bytes() == b"".join(array.tobytes() for array in expected)
 
 
+@pytest.fixture(scope="module")
+def wasm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The deliveries of the same model as WebAssembly."""
+    project = Project(tmp_path_factory.mktemp("wasm"))
+    caches.write_cached_attention(project.folder / "cached.onnx")
+    recipe = caches.RECIPE.replace("targets: [host]", "targets: [wasm32-wasi]")
+    recipe = recipe.replace("targets:", STATE).replace("{repeat: 2}", "{against: none}")
+    (project.folder / "tiny.yaml").write_text(recipe.replace(", bundle]", ", web]"))
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    return project.folder / "dist/cached/wasm32-wasi"
+
+
+BROWSER = """
+const { load } = await import("./cached.js");
+const model = await load();
+const step = async (stream, seq) => {
+  stream.setDimensions({ seq });
+  const mask = new Float32Array(stream.inputs[1].shape[1]).fill(1);
+  const x = Float32Array.from({ length: seq * 32 }, (_, i) => (i % 13) / 16 - 0.5);
+  const result = stream.step({ x, mask });
+  x.fill(0);
+  return [...(await result).y];
+};
+const results = [await step(model, 5), await step(model, 1)];
+const saved = await model.saveState();
+const copy = await model.fork();
+results.push(await step(model, 3));
+const repeated = [await step(copy, 3)];
+const lengths = [copy.length];
+copy.destroy();
+const [loading, truncating] = [model.loadState(saved), model.truncate(7).catch((error) => error.message)];
+saved.fill(0);
+const wrong = [await truncating, await model.loadState(saved).catch((error) => error.message)];
+wrong.push(await model.state("x").catch((error) => error.message), await model.step({}).catch((error) => error.message));
+await loading;
+lengths.push(model.length);
+repeated.push(await step(model, 3));
+await model.drop(4);
+lengths.push(model.length, model.dropped);
+const state = [...(await model.state("past_value"))];
+const logits = Float32Array.of(0, 1, 3, 2);
+const draw = async () => {
+  const tokens = [];
+  for (let i = 0; i < 20; ++i) tokens.push(await model.sample(logits, { temperature: 1, topK: 3 }));
+  return tokens;
+};
+await model.seed(7);
+const other = await model.fork();
+const tokens = [await draw(), await draw()];
+const chosen = [await model.sample(logits), await model.sample(logits, { repetitionPenalty: 2 }, [2])];
+chosen.push(await other.sample(logits, { topK: 2000 }).catch((error) => error.message));
+await model.seed(7n);
+tokens.push(await draw());
+await model.reset();
+lengths.push(model.length, model.dropped);
+repeated.push(await step(model, 5));
+return { results, repeated, lengths, wrong, state, tokens, chosen };
+"""
+
+
+def test_a_web_package_takes_steps(folder: Path, wasm: Path) -> None:
+    """In Chromium: the class of the package has the states of WebAssembly, and calls are done in turn."""
+    package = wasm / "cached-web"
+    found = run_script(package, BROWSER)
+    session = tvmflow.load(folder / "cached.tvmflow").session()
+    for seq, values in zip((5, 1, 3), found["results"], strict=True):
+        expected = session.run(pattern(seq, session.length))["y"]
+        np.testing.assert_allclose(np.reshape(values, expected.shape), expected, 1e-4, 1e-5)
+    assert found["repeated"] == [found["results"][place] for place in (2, 2, 0)]
+    assert found["lengths"] == [9, 6, 5, 4, 0, 0]
+    session.drop(4)
+    state = session.states["past_value"]
+    np.testing.assert_allclose(np.reshape(found["state"], state.shape), state, 1e-4, 1e-5)
+    first, second, again = found["tokens"]
+    assert first == again != second and set(first) <= {1, 2, 3}
+    assert found["chosen"][:2] == [2, 3] and "is out of its range" in found["chosen"][2]
+    texts = ("cannot have this length", "damaged", "has no state x", "input x must be")
+    for message, text in zip(found["wrong"], texts, strict=True):
+        assert text in message
+    types = (package / "cached.d.ts").read_text()
+    assert 'export type State = "past_key" | "past_value";' in types
+    assert types.index("step(values: StepInputs)") > types.index("export class Model {")
+
+
 NODE = """
 import { load } from "./cached.js";
 
 const model = await load();
-const step = (seq) => {
-  model.setDimensions({ seq });
-  const [x, mask] = model.inputs;
+const step = (seq, stream = model) => {
+  stream.setDimensions({ seq });
+  const [x, mask] = stream.inputs;
   const values = Float32Array.from({ length: x.bytes / 4 }, (_, i) => (i % 13) / 16 - 0.5);
-  return [...model.step({ x: values, mask: new Float32Array(mask.bytes / 4).fill(1) }).y];
+  return [...stream.step({ x: values, mask: new Float32Array(mask.bytes / 4).fill(1) }).y];
 };
-const results = [5, 1, 12].map(step);
+const results = [5, 1, 12].map((seq) => step(seq));
 const saved = model.saveState();
 results.push(step(2));
 model.truncate(18);
@@ -323,6 +409,11 @@ const errors = wrong.map((call) => {
   }
 });
 repeated.push((model.truncate(18), step(2)));
+model.truncate(18);
+const copy = model.fork();
+step(3);
+repeated.push(step(2, copy));
+copy.destroy();
 model.reset();
 const again = step(5);
 step(3);
@@ -334,15 +425,9 @@ console.log(JSON.stringify({ results, repeated, errors, again, rest, bytes: save
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
-def test_javascript_takes_steps(folder: Path, project: Project) -> None:
+def test_javascript_takes_steps(folder: Path, wasm: Path) -> None:
     """The outputs are those of this machine's session, up to roundings; a wrong call leaves the states."""
-    caches.write_cached_attention(project.folder / "cached.onnx")
-    recipe = caches.RECIPE.replace("targets: [host]", "targets: [wasm32-wasi]")
-    recipe = recipe.replace("targets:", STATE).replace("{repeat: 2}", "{against: none}")
-    (project.folder / "tiny.yaml").write_text(recipe.replace(", bundle]", "]"))
-    done = project.run()
-    assert done.code == 0, done.out + done.err
-    library = project.folder / "dist/cached/wasm32-wasi/cached-c-library"
+    library = wasm / "cached-c-library"
     (library / "main.mjs").write_text(NODE)
     ran = subprocess.run(["node", "main.mjs"], cwd=library, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -351,10 +436,12 @@ def test_javascript_takes_steps(folder: Path, project: Project) -> None:
     for seq, values in zip((5, 1, 12, 2), found["results"], strict=True):
         expected = session.run(pattern(seq, session.length))["y"]
         np.testing.assert_allclose(np.reshape(values, expected.shape), expected, 1e-4, 1e-5)
-    assert found["repeated"] == [found["results"][3]] * 3
+    assert found["repeated"] == [found["results"][3]] * 4
     assert found["again"] == found["results"][0]
     messages = [message for message, _ in found["errors"]]
-    assert messages[0] == "the saved state is damaged, or that of another model or version of tvmflow"
+    assert (
+        messages[0] == "the saved state is damaged, or that of another model or version of tvmflow"
+    )
     assert messages[1].startswith("the states cannot have this length: ")
     assert messages[2] == messages[1]
     session.reset()

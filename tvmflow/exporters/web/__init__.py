@@ -40,7 +40,7 @@ from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime, form_names
 from tvmflow.targets.backends.webgpu import WebgpuBackend
-from tvmflow.targets.c_runtime import describe_tensors
+from tvmflow.targets.c_runtime import describe_tensors, states
 
 NAME: Final = "web"
 FORM: Final = c_library.FORM
@@ -56,13 +56,17 @@ _WEBGPU_FILES: Final[Mapping[str, str]] = {
 }
 _MODULE: Final = "model.js"
 _TYPES: Final = "model.d.ts"
+_STATE_TYPES: Final = "states.d.ts"
 _PAGE: Final = "index.html"
 _README: Final = "README.md"
 _PACKAGE: Final = "package.json"
 _LOADER: Final = "wasm.js"
 SOURCES: Final = (
     *c_runtime.SOURCES,
-    *(_FOLDER / name for name in (*_COPIED, _WEBGPU, _MODULE, _TYPES, _PAGE, _README)),
+    *(
+        _FOLDER / name
+        for name in (*_COPIED, _WEBGPU, _MODULE, _TYPES, _STATE_TYPES, _PAGE, _README)
+    ),
 )
 
 # npm's limit for names.
@@ -199,8 +203,25 @@ def write_types(built: BuiltModel, fetched: _Fetched) -> str:
         "SIZES": "\n".join(f"  {javascript_value(entry.name)}: number;" for entry in built.c_model.dimensions),
         "BACKENDS": " | ".join(map(javascript_value, _backends(fetched))),
         "IMAGE_INPUTS": " | ".join(map(javascript_value, built.manifest.get("images", {}))) or "never",
+        **_write_state_types(built),
     }  # fmt: skip
     return _render(_TYPES, _describe(built) | values)
+
+
+def _write_state_types(built: BuiltModel) -> dict[str, str]:
+    """Return the declarations that a model with states has; empty for others."""
+    names = ("STATE_TYPES", "STATE_METHODS")
+    if not built.signature.get("states"):
+        return dict.fromkeys(names, "")
+    places = states.list_step_places(built.signature)
+    inputs, outputs = built.signature["inputs"], built.signature["outputs"]
+    values = {
+        "STATE_NAMES": " | ".join(javascript_value(inputs[i]["name"]) for i in places["states"]),
+        "STEP_INPUTS": "\n".join(_list_types(inputs[i] for i in places["step_inputs"])),
+        "STEP_OUTPUTS": "\n".join(_list_types(outputs[i] for i in places["step_outputs"])),
+    }
+    parts = _render(_STATE_TYPES, values).split(c_runtime.SEPARATOR)
+    return dict(zip(names, parts, strict=True))
 
 
 def _list_types(tensors: Iterable[Mapping[str, Json]]) -> Iterator[str]:
@@ -300,6 +321,18 @@ const values = await model.image(image); // a File, a Blob, an <img>, a <canvas>
 ```
 
 """
+_STATES: Final = """\
+The model keeps its states. `step` takes and gives the other inputs and outputs:
+
+```js
+model.setDimensions({ … }); // the sizes of this step, if the model has some
+const outputs = await model.step({ … });
+await model.reset(); // the next stream
+```
+
+`length`, `truncate`, `drop`, `dropped`, `fork`, `state`, `saveState` and `loadState` are about the states, and `sample` and `seed` choose the tokens of a language model.
+
+"""
 _CLASSES: Final = """\
 The classes of an image:
 
@@ -341,6 +374,7 @@ def write_readme(
         "TENSORS": "\n".join(tensors),
         "EXAMPLE": example,
         "IMAGES": images,
+        "STATES": _STATES if built.signature.get("states") else "",
         "BACKENDS": "\n".join(backends),
         "SIZES": "\n".join(sizes),
     }

@@ -20,7 +20,7 @@ export type Backend = @BACKENDS@;
 /** An input that takes images. */
 export type ImageInput = @IMAGE_INPUTS@;
 
-export interface Tensor {
+@STATE_TYPES@export interface Tensor {
   readonly name: string;
   readonly dtype: string;
   readonly shape: readonly number[];
@@ -85,7 +85,7 @@ export class Model {
   /** Return the best classes of each sample, by the scores in the first output. */
   rank(outputs: Outputs, top?: number): Prediction[][];
   setDimensions(sizes: Partial<Sizes>): void;
-  destroy(): void;
+@STATE_METHODS@  destroy(): void;
 }
 
 /** The one that is tried first at first. */

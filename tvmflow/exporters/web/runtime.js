@@ -155,7 +155,66 @@ export class Model {
     } catch (error) {
       return Promise.reject(error);
     }
-    const result = this.#last.then(() => this.#program.run(own));
+    return this.#inTurn((program) => program.run(own));
+  }
+
+  /* States, which the loader of WebAssembly keeps: see its methods of the same names. */
+
+  get length() {
+    return this.#program.length;
+  }
+
+  get dropped() {
+    return this.#program.dropped;
+  }
+
+  async step(values) {
+    return this.#change("step", Object.fromEntries(Object.entries(values).map(([name, array]) => [name, array.slice()])));
+  }
+
+  reset() {
+    return this.#change("reset");
+  }
+
+  truncate(length) {
+    return this.#change("truncate", length);
+  }
+
+  drop(count) {
+    return this.#change("drop", count);
+  }
+
+  state(name) {
+    return this.#change("state", name);
+  }
+
+  saveState() {
+    return this.#change("saveState");
+  }
+
+  async loadState(saved) {
+    return this.#change("loadState", saved.slice());
+  }
+
+  async fork() {
+    return new Model(this.#description, this.backend, await this.#change("fork"), []);
+  }
+
+  async sample(logits, sampling, recent = []) {
+    return this.#change("sample", logits.slice(), { ...sampling }, [...recent]);
+  }
+
+  seed(seed) {
+    return this.#change("seed", seed);
+  }
+
+  #change(name, ...values) {
+    if (!this.#program[name]) return Promise.reject(new TypeError("the model keeps no states"));
+    return this.#inTurn((program) => program[name](...values));
+  }
+
+  #inTurn(call) {
+    const result = this.#last.then(() => call(this.#program));
     this.#last = result.catch(() => {});
     return result;
   }

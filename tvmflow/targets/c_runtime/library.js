@@ -123,6 +123,9 @@ export class Model {
   destroy() {
     this.#exports.%(name)s_destroy(this.#context);
     this.#context = 0;
+    [this.#scratch, ...Array.from(this.#memory.values(), ({ start }) => start)].forEach(this.#exports.free);
+    this.#memory.clear();
+    this.#scratch = 0;
   }
 
   /* The memory may have moved since the last call into the module. */

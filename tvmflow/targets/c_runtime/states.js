@@ -64,6 +64,55 @@
     }
   }
 
+  /** The values of a state, by the name of its input. */
+  state(name) {
+    const place = %(states)s.findIndex((input) => this.inputs[input].name === name);
+    if (place < 0) throw new TypeError(`the model has no state ${name}`);
+    this.#change("state", place, this.#scratch, this.#scratch + 4);
+    const [data, bytes] = [0, 4].map((at) => this.#view().getUint32(this.#scratch + at, true));
+    const type = ARRAYS[this.inputs[%(states)s[place]].dtype];
+    return new type(this.#exports.memory.buffer, data, bytes / type.BYTES_PER_ELEMENT).slice();
+  }
+
+  /** Another model with the same weights and states. */
+  fork() {
+    const copy = new Model(this.#exports);
+    this.#exports.%(name)s_destroy(copy.#context);
+    this.#change("fork", this.#scratch);
+    copy.#context = this.#view().getUint32(this.#scratch, true);
+    if (this.dimensions) copy.setDimensions(Object.fromEntries(this.dimensions.map(({ name, size }) => [name, size])));
+    return copy;
+  }
+
+  /**
+   * Choose a token by its logits, after the penalty for `recent` tokens. With all 0, it is the one of the largest logit.
+   *
+   * @param {Float32Array} logits
+   * @param {{temperature?: number, topK?: number, topP?: number, repetitionPenalty?: number}} sampling
+   * @param {number[]} recent
+   * @returns {number}
+   */
+  sample(logits, { temperature = 0, topK = 0, topP = 0, repetitionPenalty = 0 } = {}, recent = []) {
+    const end = 24 + 8 * recent.length;
+    const start = this.#allocate(end + 4 * logits.length);
+    try {
+      const view = this.#view();
+      [temperature, topK, topP, repetitionPenalty].forEach((value, place) =>
+        view[place === 1 ? "setUint32" : "setFloat32"](start + 8 + 4 * place, value, true));
+      recent.forEach((token, place) => view.setBigInt64(start + 24 + 8 * place, BigInt(token), true));
+      new Float32Array(this.#exports.memory.buffer, start + end, logits.length).set(logits);
+      this.#change("sample", start + end, logits.length, start + 8, start + 24, recent.length, start);
+      return Number(this.#view().getBigInt64(start, true));
+    } finally {
+      this.#exports.free(start);
+    }
+  }
+
+  /** Set the random state of `sample`, which is saved, forked and reset with the states. */
+  seed(seed) {
+    this.#change("seed", BigInt(seed));
+  }
+
   #change(name, ...values) {
     if (!this.#context) throw new Error("the model was destroyed");
     this.#check(this.#exports[`%(name)s_${name}`](this.#context, ...values));

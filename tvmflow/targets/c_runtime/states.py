@@ -114,6 +114,7 @@ def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]
     """Return the values to fill into the JavaScript loader's template."""
     places = list_step_places(signature)
     return {
+        "states": json.dumps(places["states"]),
         "steps": json.dumps([places["step_inputs"], places["step_outputs"]]),
         "length": json.dumps(find_length_dimension(signature, dimensions)),
     }
