@@ -287,6 +287,11 @@ def _describe_states(model: Model) -> list[str]:
     return [
         "# The library can hold these from call to call, in sizes that are fixed but for a length with `min: 0`:",
         *(f"# {line}" for line in lines),
+        *(
+            f"# A KV cache takes half of the memory as {before}: {{output: {after}, dtype: float16}}; int8: a quarter."
+            for before, after in list(model.states.items())[:1]
+            if before.startswith("past")
+        ),
     ]
 
 
