@@ -102,49 +102,32 @@ def _window(operation: Operation, prefix: str, axes: str) -> list[int]:
     return [int(operation.options[f"{prefix}_{axis}"]) for axis in axes]
 
 
-def _convolve(operation: Operation, weights: Value, groups: int, axes: str = "hw") -> None:
-    """Add a convolution; `weights` are (outputs, channels of a group, spatial axes …)."""
-    number, none = operation.number(0), [0] * (2 * (operation.rank(0) - 2))
+def _convolution(operation: Operation, order: Sequence[int], axes: str = "hw") -> None:
+    """Convert a convolution.
+
+    `order` permutes the weights to (results, channels of a group, spatial axes …).
+    """
+    weights, data = operation.weight(1, order), operation.real(0, first=True)
+    channels, *sizes = data.shape[1:]
+    if channels % weights.shape[1]:
+        raise operation.refusal(f"of {channels} channels with weights for {weights.shape[1]}")
+    number, none = operation.number(0), [0] * (2 * len(sizes))
     # Models from other frameworks have a separate padding operator, which is fused into the convolution.
     number, around = operation.tensors.padded.get(number, (number, none))
-    data = operation.tensors.real(number, first=True)
-    sizes = operation.real(0, first=True).shape[2:]
     kernel = weights.shape[2:]
     strides, dilations = (_window(operation, name, axes) for name in ("stride", "dilation"))
     bias = operation.bias(2, 0, 1)
     padding = np.add(pads(operation, sizes, kernel, strides, dilations), around).tolist()
     result = operation.graph.add(
         "Conv",
-        *(data, weights, *((bias,) if bias else ())),
-        group=groups,
+        *(operation.tensors.real(number, first=True), weights, *((bias,) if bias else ())),
+        group=channels // weights.shape[1],
         kernel_shape=kernel,
         strides=strides,
         dilations=dilations,
         pads=padding,
     )
     operation.write(result, first=True)
-
-
-def _convolution(operation: Operation) -> None:
-    # (results, height, width, channels of a group)
-    weights = operation.weight(1, (0, 3, 1, 2))
-    channels = operation.real(0, first=True).shape[1]
-    if channels % weights.shape[1]:
-        raise operation.refusal(f"of {channels} channels with weights for {weights.shape[1]}")
-    _convolve(operation, weights, channels // weights.shape[1])
-
-
-def _depthwise(operation: Operation) -> None:
-    # (1, height, width, channels · results of each)
-    weights = operation.weight(1, (3, 0, 1, 2))
-    _convolve(operation, weights, operation.real(0, first=True).shape[1])
-
-
-def _volume(operation: Operation) -> None:
-    # (depth, height, width, channels of a group, results)
-    weights = operation.weight(1, (4, 3, 0, 1, 2))
-    channels = operation.real(0, first=True).shape[1]
-    _convolve(operation, weights, channels // weights.shape[1], "dhw")
 
 
 def _transposed_convolution(operation: Operation) -> None:
@@ -621,9 +604,11 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     **dict.fromkeys(("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"), _lstm),
     **dict.fromkeys(("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"), _rnn),
     "SVDF": _svdf,
-    "CONV_2D": _convolution,
-    "CONV_3D": _volume,
-    "DEPTHWISE_CONV_2D": _depthwise,
+    # The orders of weights in a file are: (results, height, width, channels of a group), (depth, height, width, channels
+    # of a group, results), and (1, height, width, channels · results of each).
+    "CONV_2D": functools.partial(_convolution, order=(0, 3, 1, 2)),
+    "CONV_3D": functools.partial(_convolution, order=(4, 3, 0, 1, 2), axes="dhw"),
+    "DEPTHWISE_CONV_2D": functools.partial(_convolution, order=(3, 0, 1, 2)),
     "TRANSPOSE_CONV": _transposed_convolution,
     "BATCH_MATMUL": _batch_matmul,
     "FULLY_CONNECTED": _fully_connected,
