@@ -32,6 +32,7 @@ from tvmflow.frontends.onnx.graph import (
     known_values,
     list_branches,
     make_evaluator,
+    make_single,
     names_read,
     names_used,
     node_name,
@@ -451,20 +452,31 @@ class _Iterations(Replacement):
         self.nodes = [*outer, helper.make_node("If", [arguments[1]], names, label, **branches)]
         return names
 
-    def stack(self, values: Sequence[str], axis: int, output: str) -> None:
-        if not output:
-            return
+    def finish(
+        self,
+        states: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        axes: Iterable[int] = itertools.repeat(0),
+        backward: Iterable[int] = itertools.repeat(0),
+    ) -> None:
+        """Add the loop's results: the last states, and the further results of all iterations, stacked."""
+        stacked = self.node.output[len(states) :]
+        for output, values, axis, back in zip(
+            stacked, zip(*rows, strict=True), axes, backward, strict=False
+        ):
+            if output:
+                self._stack(values[::-1] if back else values, axis, output)
+        for state, output in zip(states, self.node.output, strict=False):
+            if output:
+                self.add("Identity", state, output=output)
+
+    def _stack(self, values: Sequence[str], axis: int, output: str) -> None:
         if self._opset >= _AXES_INPUT_OPSET:
             axes = self.constant([axis])
             wide = [self.add("Unsqueeze", value, axes) for value in values]
         else:
             wide = [self.add("Unsqueeze", value, axes=[axis]) for value in values]
         self.add("Concat", *wide, output=output, axis=axis)
-
-    def finish(self, states: Sequence[str], outputs: Sequence[str]) -> None:
-        for state, output in zip(states, outputs, strict=False):
-            if output:
-                self.add("Identity", state, output=output)
 
 
 def _branch(nodes: Sequence[NodeProto], values: Sequence[str], names: Sequence[str]) -> GraphProto:
@@ -488,49 +500,40 @@ def _scan(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
         return None
     backward = attributes.get("scan_input_directions", [0] * count)
     unrolled = _Iterations(node, body, opset)
-    stacked: list[list[str]] = [[] for _ in node.output[len(states) :]]
+    rows = []
     for step in range(length):
         elements = []
         for name, axis, back in zip(sequences, input_axes, backward, strict=True):
             index = unrolled.constant(length - 1 - step if back else step)
             elements.append(unrolled.add("Gather", name, index, axis=axis))
         results = unrolled.run_body(step, [*states, *elements])
+        rows.append(results[len(states) :])
         states = results[: len(states)]
-        for values, result in zip(stacked, results[len(states) :], strict=True):
-            values.append(result)
-    axes = attributes.get("scan_output_axes", [0] * len(stacked))
-    reverse = attributes.get("scan_output_directions", [0] * len(stacked))
-    outputs = node.output[len(states) :]
-    for values, axis, back, output in zip(stacked, axes, reverse, outputs, strict=True):
-        unrolled.stack(values[::-1] if back else values, axis, output)
-    unrolled.finish(states, node.output[: len(states)])
+    of_outputs = ("scan_output_axes", "scan_output_directions")
+    unrolled.finish(states, rows, *(attributes.get(n, itertools.repeat(0)) for n in of_outputs))
     return unrolled
 
 
 def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None:
     body = attributes_of(node)["body"]
     condition, *states = node.input[1:]
-    stacked: list[list[str]] = [[] for _ in node.output[len(states) :]]
-    trips = count_trips(node, known, opset, MAX_UNROLLED_NODES // _count_nodes(body))
+    trips = _count_trips(node, known, opset, MAX_UNROLLED_NODES // _count_nodes(body))
     if trips is None or not _can_unroll(body, max(1, trips.most)):
         return None
     # Stacked outputs need an exact number of iterations, and at least one.
     if any(node.output[len(states) :]) and not (trips.is_exact and trips.most):
         return None
     unrolled = _Iterations(node, body, opset)
-    condition = condition or unrolled.constant(True)
+    condition, rows = condition or unrolled.constant(True), []
     for step in range(trips.most):
         arguments = [unrolled.constant(step), condition, *states]
         if trips.is_exact:
             _, *results = unrolled.run_body(step, arguments)
         else:
             condition, *results = unrolled.run_body_if(step, arguments, 1 + len(states))
+        rows.append(results[len(states) :])
         states = results[: len(states)]
-        for values, result in zip(stacked, results[len(states) :], strict=False):
-            values.append(result)
-    for values, output in zip(stacked, node.output[len(states) :], strict=True):
-        unrolled.stack(values, 0, output)
-    unrolled.finish(states, node.output[: len(states)])
+    unrolled.finish(states, rows)
     return unrolled
 
 
@@ -560,8 +563,6 @@ _OPERATORS: Final = frozenset(
 )
 _MAX_COUNTER_ELEMENTS: Final = 1024
 
-_Evaluator = Callable[[Mapping[str, Array]], list[Array]]
-
 
 class Trips(NamedTuple):
     """The largest possible number of a loop's iterations, and whether it always runs that many."""
@@ -570,108 +571,66 @@ class Trips(NamedTuple):
     is_exact: bool
 
 
-def count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
-    """Return a Loop's iterations, up to a limit; None if they do not follow from constants and counters."""
+def _count_trips(node: NodeProto, known: KnownValues, opset: int, limit: int) -> Trips | None:
+    """Return a Loop's iterations, up to a limit; None if they do not follow from constants and counters.
+
+    The condition may be an And with some known operands: the first false one ends the loop at the latest.
+    """
     body = attributes_of(node)["body"]
     most, start = (known.constants.get(name) for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
     if (most is not None and most.item() <= 0) or (start is not None and not starts):
         return Trips(0, is_exact=True)
-    counters = _Counters(node, body, known)
     counts = [int(most.item())] if most is not None else []
-    try:
-        computed = counters.count(min([limit, *counts]), opset)
-    except Exception:
-        # The evaluator raises many types of exceptions for operands that it cannot combine.
-        return None
-    counts += [computed] if computed is not None else []
-    return Trips(min(counts), is_exact=starts and counters.is_whole) if counts else None
+    parts, is_whole = list(_conjuncts(body, body.output[0].name)), True
+    iterations = range(min([limit, *counts]))
+    for step, values in zip(iterations, _follow_counters(node, body, known, opset), strict=False):
+        found = [values[part] for part in parts if part in values]
+        is_whole = is_whole and len(found) == len(parts)
+        if not found:
+            break
+        if not all(part.all() for part in found):
+            counts.append(step + 1)
+            break
+    return Trips(min(counts), is_exact=starts and is_whole) if counts else None
 
 
-class _Counters:
-    """The states of a loop that follow from constants alone, and the known part of its condition.
+def _conjuncts(body: GraphProto, name: str) -> Iterator[str]:
+    """Yield the operands of a condition that is an And; otherwise the condition itself."""
+    node = next((node for node in body.node if name in node.output), None)
+    if node is not None and node.op_type in ("And", "Identity") and is_standard(node):
+        for operand in node.input:
+            yield from _conjuncts(body, operand)
+    else:
+        yield name
 
-    A condition that is an And may have some known operands; `is_whole` says that all of them are known.
-    """
 
-    def __init__(self, node: NodeProto, body: GraphProto, known: KnownValues) -> None:
-        self._nodes = list(body.node)
-        self._makers = {name: n for n in body.node for name in n.output if name}
-        self._number, condition, *states = (value.name for value in body.input)
-        last, *results = (value.name for value in body.output)
-        self._constants = {n: a for n, a in known.constants.items() if n not in states}
-        self._constants |= {tensor.name: array_of(tensor) for tensor in body.initializer}
-        self._constants[condition] = np.asarray(True)
-        initial = zip(states, node.input[2:], results, strict=False)
-        self._initial = {s: known.constants[i] for s, i, _ in initial if i in known.constants}
-        self._next = dict(zip(states, results, strict=False))
-        while unknown := [s for s in self._initial if not self._is_known(self._next[s])]:
-            for state in unknown:
-                del self._initial[state]
-        parts = list(self._conjuncts(last))
-        self._parts = [part for part in parts if self._is_known(part)]
-        self.is_whole = len(parts) == len(self._parts)
-
-    def count(self, limit: int, opset: int) -> int | None:
-        """Return the iteration, up to a limit, after which the condition is false; None if unknown."""
-        if not self._parts:
-            return None
-        values = self._initial
-        run = self._evaluator([*self._parts, *(self._next[state] for state in values)], opset)
-        for step in range(limit):
-            constants = {**self._constants, **values, self._number: np.asarray(step, np.int64)}
-            results = run(constants)
-            parts = results[: len(self._parts)]
-            if not all(part.all() for part in parts):
-                return step + 1
-            values = dict(zip(values, results[len(parts) :], strict=True))
-            if any(value.size > _MAX_COUNTER_ELEMENTS for value in values.values()):
-                self.is_whole = False
-                return None
-        return None
-
-    def _conjuncts(self, name: str) -> Iterator[str]:
-        """Yield the operands of a condition that is an And; otherwise the condition itself."""
-        node = self._makers.get(name)
-        if node is not None and node.op_type in ("And", "Identity") and is_standard(node):
-            for operand in node.input:
-                yield from self._conjuncts(operand)
-        else:
-            yield name
-
-    def _is_known(self, name: str) -> bool:
-        """Return whether a value is computed only from constants, counters and the iteration number."""
-        pending, seen = [name], {name}
-        while pending:
-            value = pending.pop()
-            node = self._makers.get(value)
-            if node is not None:
-                if node.op_type not in _OPERATORS or not is_standard(node):
-                    return False
-                pending += [n for n in node.input if n and n not in seen]
-                seen.update(node.input)
-            elif value not in self._initial and value not in (*self._constants, self._number):
-                return False
-        return True
-
-    def _evaluator(self, values: Sequence[str], opset: int) -> _Evaluator:
-        """Return a function that computes values of the body from counter values and iteration number."""
-        needed, kept = set(values), []
-        for node in reversed(self._nodes):
-            if not needed.isdisjoint(node.output):
-                kept.append(node)
-                needed.update(name for name in node.input if name)
-        # Only a node's result can be an output, so each value is copied by an Identity.
-        copies = [
-            helper.make_node("Identity", [v], [f"{n} of trips"]) for n, v in enumerate(values)
-        ]
-        leaves = sorted(needed - self._makers.keys())
-        inputs = [helper.make_empty_tensor_value_info(name) for name in leaves]
-        outputs = [helper.make_empty_tensor_value_info(node.output[0]) for node in copies]
-        graph = helper.make_graph([*reversed(kept), *copies], "trips", inputs, outputs)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-        run = make_evaluator(model)
-        return lambda known: list(map(np.asarray, run({name: known[name] for name in leaves})))
+def _follow_counters(
+    node: NodeProto, body: GraphProto, known: KnownValues, opset: int
+) -> Iterator[Mapping[str, Array]]:
+    """Yield for each iteration of a Loop the small values that follow from constants and counters."""
+    number, condition, *states = (value.name for value in body.input)
+    made = {*states, *(name for inner in body.node for name in inner.output)}
+    constants = {name: array for name, array in known.constants.items() if name not in made}
+    constants |= {tensor.name: array_of(tensor) for tensor in body.initializer}
+    constants[condition] = np.asarray(True)
+    arguments = zip(states, node.input[2:], strict=False)
+    counters = {s: known.constants[name] for s, name in arguments if name in known.constants}
+    computed = [n for n in body.node if n.op_type in _OPERATORS and is_standard(n)]
+    for step in itertools.count():
+        values = {**constants, **counters, number: np.asarray(step, np.int64)}
+        values = {name: v for name, v in values.items() if v.size <= _MAX_COUNTER_ELEMENTS}
+        for inner in computed:
+            read = {name: values.get(name) for name in inner.input if name}
+            if all(array is not None for array in read.values()):
+                inputs = [helper.make_empty_tensor_value_info(name) for name in read]
+                single = make_single(inner, inputs, [], [helper.make_opsetid("", opset)])
+                # The evaluator raises many types of exceptions for operands that it cannot combine.
+                with contextlib.suppress(Exception):
+                    values[inner.output[0]] = np.asarray(*make_evaluator(single)(read))
+        yield values
+        following = zip(states, body.output[1:], strict=False)
+        counters = {s: values[v.name] for s, v in following if s in counters and v.name in values}
 
 
 # ---------------------------------------------------------------- branches
