@@ -298,12 +298,12 @@ def convert_clip(node: NodeToConvert) -> Any:
 def convert_pow(node: NodeToConvert) -> Any:
     """Return powers in the dtype of the base; an integer base is computed as float64.
 
-    Squares and cubes are products: `pow` of the C library takes 50 times as long.
+    Squares and cubes are products: `pow` of the C library takes 50 times as long, and float64 has 53 bits.
     """
     base, exponent = node.inputs
     known = ir.constant_array(exponent)
     is_scalar = known is not None and known.size == 1 and known.ndim <= len(list_sizes(base))
-    if known is not None and is_scalar and is_float(base) and known.item() in (2, 3):
+    if known is not None and is_scalar and known.item() in (2, 3):
         squares = square(base)
         return squares if known.item() == 2 else relax.op.multiply(node.emit(squares), base)
     if dtype_of(base) == dtype_of(exponent) and is_float(base):

@@ -94,6 +94,12 @@ CASES: dict[str, Any] = {
     "power of integers": lambda: single(
         "Pow", {"x": np.array([3, -7, 2], np.int32)}, {"y": np.array([3, 5, 20], INT)}
     ),
+    "squares that wrap": lambda: single(
+        "Pow", {"x": np.array([50000, -70000, 9], np.int32)}, {"y": np.array(2, np.int32)}
+    ),
+    "cubes that wrap": lambda: single(
+        "Pow", {"x": np.array([2**40 + 1, -(2**31), 9], INT)}, {"y": np.array(3, INT)}
+    ),
     "squares": lambda: single("Pow", {"x": SIGNS}, {"y": np.array([2.0], F)}),
     "cubes": lambda: single("Pow", {"x": draw(3, 5)}, {"y": np.array(3, INT)}),
     "square of a scalar in two axes": lambda: single(
