@@ -397,9 +397,29 @@ def follow_space_to_depth(sizes: Sizes, node: NodeProto) -> None:
 
 
 def follow_top_k(sizes: Sizes, node: NodeProto) -> Any:
-    count = sizes.dynamic_operand(node, 1)
-    if count is not None:
-        raise DynamicShapeProblem(f"its K is {shape_text(count)}, and it needs a number")
+    """Convert a TopK whose K follows from the dimensions, such as a sort of a whole axis."""
+    counts = sizes.dynamic_operand(node, 1)
+    if counts is None:
+        return None
+    data, attributes = sizes.data(node.input[0]), attributes_of(node)
+    if data.ty.dtype not in _SORTED_DTYPES:
+        raise DynamicShapeProblem(
+            f"its K is {shape_text(counts)}, and its data are {data.ty.dtype}"
+        )
+    shape = sizes.shape_of(data)
+    axis = int(attributes.get("axis", -1)) % len(shape)
+    count = sizes.clamp(counts[0], shape[axis])
+    indices = sizes.emit(
+        relax.op.argsort(data, axis, bool(attributes.get("largest", 1)), dtype="int64")
+    )
+    if not sizes.is_equal(count, shape[axis]):
+        bounds = [axis], _exprs([0]), _exprs([sizes.as_seen(count)])
+        indices = sizes.emit(relax.op.strided_slice(indices, *bounds, assume_inbound=True))
+    return [sizes.emit(relax.op.gather_elements(data, indices, axis)), indices]
+
+
+# TVM's runtime sorts rows of dynamic length of these types.
+_SORTED_DTYPES: Final = ("float32", "float64", "int32", "int64")
 
 
 _COORDINATES: Final = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
