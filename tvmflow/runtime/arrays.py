@@ -165,6 +165,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype with this name; cached, because NumPy parses the name each time."""
     import numpy as np
 
+    if name == "bfloat16":
+        # this package makes the dtype known to NumPy
+        import ml_dtypes  # noqa: F401
+
     return np.dtype(name)
 
 

@@ -12,10 +12,12 @@ from typing import Final
 from tvmflow.core.documents import Unreadable, quote, read_json
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Array, Json, TensorSpec
+from tvmflow.runtime.arrays import dtype_of
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, damaged_file_error
 from tvmflow.runtime.statements import TrustedKeys, open_trusted_file
 
 _SAFETENSORS: Final[Mapping[str, str]] = {
+    "BF16": "bfloat16",
     "BOOL": "bool",
     "F16": "float16",
     "F32": "float32",
@@ -131,7 +133,8 @@ def _parse_safetensors(path: str | Path, content: bytes | mmap.mmap) -> dict[str
             if not 0 <= begin <= end <= len(content) - start:
                 raise ValueError(f"the values of {quote(name)} are outside of it")
             values = np.frombuffer(
-                memoryview(content)[start + begin : start + end], _SAFETENSORS[entry["dtype"]]
+                memoryview(content)[start + begin : start + end],
+                dtype_of(_SAFETENSORS[entry["dtype"]]),
             )
             arrays[name] = values.reshape(_checked_shape(entry["shape"]))
     except (Unreadable, ValueError, KeyError, TypeError, AttributeError) as error:

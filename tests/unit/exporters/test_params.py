@@ -68,6 +68,18 @@ def test_the_two_files_hold_the_same_and_safetensors_reads_it(exported: Exported
         np.testing.assert_array_equal(from_params[name], array)
 
 
+def test_weights_in_bfloat16_are_read(tmp_path: Path) -> None:
+    """The weights of models in bfloat16, which NumPy alone does not know."""
+    import ml_dtypes
+    from safetensors.numpy import save_file
+
+    weights = {"w": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)}
+    save_file(weights, tmp_path / "w.safetensors")
+    [(name, array)] = read_params(tmp_path / "w.safetensors").items()
+    assert (name, str(array.dtype)) == ("w", "bfloat16")
+    np.testing.assert_array_equal(array, weights["w"])
+
+
 def test_the_library_without_weights_is_smaller(exported: Exported) -> None:
     """The weights are not in the library."""
     weights = (exported.dist / "digits.params").stat().st_size

@@ -204,6 +204,9 @@ def test_the_tolerance_follows_what_is_computed_in() -> None:
     layers: dict[str, Callable[[Any, Any], Any]] = {
         "plain": relu,
         "half": half,
+        "bfloat16": lambda value, _: relax.op.astype(
+            relax.op.astype(value, BFLOAT16), str(value.ty.dtype)
+        ),
         "whole": quantized,
         "rows": rows,
         "float data": functools.partial(block_quantized, rounds_data=False),
@@ -214,6 +217,7 @@ def test_the_tolerance_follows_what_is_computed_in() -> None:
     assert result == {
         "plain": [FLOAT32, FLOAT16, FLOAT16_SUMS, BFLOAT16],
         "half": [FLOAT16, FLOAT16, FLOAT16_SUMS, BFLOAT16],
+        "bfloat16": [BFLOAT16, BFLOAT16, FLOAT16_SUMS, BFLOAT16],
         "whole": [QUANTIZED] * 4,
         "rows": [INT8_STATES, INT8_STATES, FLOAT16_SUMS, BFLOAT16],
         "float data": [FLOAT32, FLOAT16, FLOAT16_SUMS, BFLOAT16],

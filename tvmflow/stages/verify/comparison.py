@@ -150,11 +150,14 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
         return _OF_PRECISIONS[precision]
     if ir.calls_operator(mod, PackRows.NAME):
         return INT8_STATES
-    has_float16 = precision == "mixed" or any(
-        isinstance(var.ty, relax.TensorType) and ir.dtype_of(var) == FLOAT16
+    dtypes = {
+        ir.dtype_of(var)
         for var in ir.list_variables(mod["main"])
-    )
-    return FLOAT16 if has_float16 else FLOAT32
+        if isinstance(var.ty, relax.TensorType)
+    }
+    if BFLOAT16 in dtypes:
+        return BFLOAT16
+    return FLOAT16 if precision == "mixed" or FLOAT16 in dtypes else FLOAT32
 
 
 def rounds_data(mod: tvm.IRModule) -> bool:
