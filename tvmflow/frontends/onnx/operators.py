@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._dynamic_shapes import SizeRanges
 from tvmflow.frontends.onnx import _arithmetic as arithmetic
+from tvmflow.frontends.onnx import _classical as classical
 from tvmflow.frontends.onnx import _converters as converters
 from tvmflow.frontends.onnx import _rewrites as rewrites
 from tvmflow.frontends.onnx import _sequence_layers as layers
@@ -55,7 +56,8 @@ class Operator(NamedTuple):
         follow: Converts a node with dynamic shapes; returns None to leave the node to `convert`.
         miscomputed: Returns the case in which TVM's importer miscomputes this node, or an empty string.
         parameters: The operands that are parameters of the node and not weights, even if they are floats.
-        format: The group of operators of the domain com.microsoft (or of none) that only `rewrite` supports.
+        format: The group of operators of the domain com.microsoft (or of none; "classical": ai.onnx.ml) that only
+            `rewrite` supports.
     """
 
     convert: Converter | None = None
@@ -64,7 +66,7 @@ class Operator(NamedTuple):
     follow: Callable[[Sizes, NodeProto], Any] | None = None
     miscomputed: Callable[[NodeProto, KnownValues], str] | None = None
     parameters: tuple[int, ...] = ()
-    format: Literal["", "fused", "quantized"] = ""
+    format: Literal["", "classical", "fused", "quantized"] = ""
 
 
 # ---------------------------------------------------------------- cases that TVM 0.27's importer miscomputes
@@ -148,6 +150,10 @@ def _fused(rewrite: Rewrite) -> Operator:
     return Operator(rewrite=rewrite, format="fused")
 
 
+def _classical(rewrite: Rewrite) -> Operator:
+    return Operator(rewrite=rewrite, format="classical")
+
+
 def _quantized(result_scale: int, rewrite: Rewrite) -> Operator:
     """Return the record of a QOperator; `result_scale` is the operand with the result's scale."""
     own = functools.partial(rewrites.rewrite_quantized, scale=result_scale, rewrite=rewrite)
@@ -176,9 +182,11 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "AffineGrid": Operator(converters.convert_affine_grid),
     "ArgMax": Operator(arithmetic.convert_arg_extreme),
     "ArgMin": Operator(arithmetic.convert_arg_extreme),
+    "ArrayFeatureExtractor": _classical(classical.rewrite_feature_extractor),
     "Attention": Operator(in_float32(layers.convert_attention)),
     "AveragePool": _windows(arithmetic.convert_average_pool),
     "BatchNormalization": Operator(arithmetic.convert_batch_norm, miscomputed=_find_training),
+    "Binarizer": _classical(classical.rewrite_binarizer),
     "BitCast": Operator(arithmetic.convert_bit_cast),
     "BitShift": Operator(arithmetic.convert_bit_shift),
     "Cast": Operator(evaluate=rules.evaluate_cast, miscomputed=_find_narrow_cast),
@@ -235,6 +243,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "GridSample": Operator(converters.convert_grid_sample),
     "Hardmax": Operator(arithmetic.convert_hardmax),
     "Identity": Operator(evaluate=lambda call: call.array(0)),
+    "Imputer": _classical(classical.rewrite_imputer),
     "InstanceNormalization": Operator(in_float32(NodeToConvert.by_tvm)),
     "IsInf": Operator(arithmetic.convert_is_inf),
     "LRN": Operator(in_float32(NodeToConvert.by_tvm)),
@@ -246,6 +255,8 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     ),
     "Less": Operator(evaluate=rules.comparison(operator.ge, holds=operator.lt)),
     "LessOrEqual": Operator(evaluate=rules.comparison(operator.gt, holds=operator.le)),
+    "LinearClassifier": _classical(classical.rewrite_linear_classifier),
+    "LinearRegressor": _classical(classical.rewrite_linear_regressor),
     "Log": Operator(rewrite=rewrites.rewrite_log),
     "LpNormalization": Operator(in_float32(arithmetic.convert_lp_normalization)),
     "LpPool": _windows(in_float32(arithmetic.convert_lp_pool)),
@@ -264,8 +275,10 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "MultiHeadAttention": Operator(in_float32(layers.convert_multi_head_attention)),
     "Neg": Operator(evaluate=rules.elementwise(lambda sizes, x: sizes.simplify(0 - x))),
     "NonMaxSuppression": Operator(converters.convert_non_max_suppression, parameters=(2, 3, 4)),
+    "Normalizer": _classical(classical.rewrite_normalizer),
     "Not": Operator(evaluate=rules.elementwise(lambda _, x: not x)),
     "OneHot": Operator(converters.convert_one_hot, parameters=(1, 2)),
+    "OneHotEncoder": _classical(classical.rewrite_one_hot_encoder),
     "PRelu": Operator(arithmetic.convert_prelu),
     "Pad": Operator(follow=rules.follow_pad, parameters=(2,)),
     "Pow": Operator(arithmetic.convert_pow, parameters=(1,)),
@@ -308,6 +321,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     "RoiAlign": Operator(converters.convert_roi_align),
     "RotaryEmbedding": Operator(layers.convert_rotary_embedding),
     "STFT": Operator(converters.convert_stft, parameters=(1, 2, 3)),
+    "Scaler": _classical(classical.rewrite_scaler),
     "ScatterElements": _indexing(relax.op.scatter_elements, miscomputed=_find_small_indices),
     "ScatterND": Operator(converters.convert_scatter),
     "Selu": Operator(arithmetic.convert_selu),
@@ -343,6 +357,8 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         follow=rules.follow_top_k,
         miscomputed=_find_zero_count,
     ),
+    "TreeEnsembleClassifier": _classical(classical.rewrite_tree_classifier),
+    "TreeEnsembleRegressor": _classical(classical.rewrite_tree_regressor),
     "TransposeMatMul": _FUSED_MATMUL,
     "Unsqueeze": Operator(
         evaluate=lambda call: np.expand_dims(call.array(0), tuple(call.integers(1, "axes")))
@@ -398,7 +414,8 @@ def rewrite_nodes(model: ModelProto) -> ModelProto:
 
 def _rewrite(node: NodeProto, context: Context) -> list[NodeProto]:
     entry = operator_of(node)
-    is_known = is_standard(node) or (bool(entry.format) and node.domain == "com.microsoft")
+    own_domain = classical.DOMAIN if entry.format == "classical" else "com.microsoft"
+    is_known = is_standard(node) or (bool(entry.format) and node.domain == own_domain)
     if not is_known or entry.rewrite is None:
         return [node]
     rewriting = Rewriting(node, context)
@@ -443,6 +460,8 @@ def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"
     name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))
+    if operator_of(node).format == "classical" and node.domain == classical.DOMAIN:
+        return f"{name} is imported {classical.NEEDS}"
     has_converter = node.op_type in supported_operators() and (
         is_standard(node) or node.domain == "com.microsoft"
     )
