@@ -37,6 +37,7 @@ from tvmflow.frontends.onnx.custom_nodes import NO_OPERATORS, CustomNodes
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     KnownValues,
+    Replacement,
     all_graphs,
     all_nodes,
     attributes_of,
@@ -57,6 +58,7 @@ from tvmflow.frontends.onnx.graph import (
     set_entries,
     subgraphs,
     with_data,
+    with_inner_graphs,
 )
 from tvmflow.frontends.onnx.operators import operator_of, rewrite_nodes, unsupported_reason
 
@@ -76,6 +78,8 @@ _OLDEST_OPSET: Final = 7
 _SCAN_OPSET: Final = 9
 # Before this opset, Resize has no modes, and samples at scaled positions rounded down.
 _RESIZE_MODES_OPSET: Final = 11
+# Before this opset, Hardmax selects among the axes from `axis` on together.
+_PER_AXIS_OPSET: Final = 13
 
 
 def convert_opset(model: ModelProto) -> ModelProto:
@@ -90,6 +94,9 @@ def convert_opset(model: ModelProto) -> ModelProto:
     opset = min(max(opset_of(model), oldest), newest)
     if opset_of(model) == opset or _would_lose_attributes(model, opset):
         return model
+    if opset_of(model) < _PER_AXIS_OPSET:
+        for graph in with_inner_graphs(model.graph):
+            _flatten_hardmax(graph)
     try:
         converted = version_converter.convert_version(model, opset)
     except Exception as error:
@@ -107,6 +114,21 @@ def convert_opset(model: ModelProto) -> ModelProto:
             modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             node.attribute.extend(helper.make_attribute(*mode) for mode in modes.items())
     return converted
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Flatten the data of Hardmax, as ONNX's converter does for Softmax and LogSoftmax."""
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "Hardmax" or not is_standard(node):
+            nodes.append(node)
+            continue
+        new = Replacement(node)
+        shape = new.add("Shape", new.name(0))
+        rows = new.add("Flatten", new.name(0), axis=new.attributes.get("axis", 1))
+        new.add("Reshape", new.add("Hardmax", rows, axis=1), shape, output=new.result())
+        nodes += new.nodes
+    replace_nodes(graph, nodes)
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:

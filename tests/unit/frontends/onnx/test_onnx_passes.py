@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from tests.support.onnx_models import draw, model, value
+from tests.support.onnx_models import agree, draw, model, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.onnx.graph import known_values, opset_of
 from tvmflow.frontends.onnx.operators import unsupported_reason
@@ -66,6 +68,17 @@ def test_the_opset_becomes_one_that_tvm_supports_well(opset: int, expected: int)
     made = model([node("Relu", ["x"], ["y"])], [value("x", [2])], [value("y", [2])], opset=opset)
     made.ir_version = 10
     assert opset_of(convert_opset(made)) == expected
+
+
+@pytest.mark.parametrize("axis", [None, 0, 2])
+def test_hardmax_of_old_opsets_selects_one_element_of_several_axes(
+    axis: int | None, tmp_path: Path
+) -> None:
+    """Before opset 13, the axes from `axis` on are one; ONNX's converter forgets it."""
+    attributes = {} if axis is None else {"axis": axis}
+    hardmax = node("Hardmax", ["x"], ["y"], **attributes)
+    made = model([hardmax], [value("x", [2, 3, 4])], [value("y", None)], opset=11)
+    agree(made, tmp_path, {"x": draw(2, 3, 4)})
 
 
 def test_an_opset_that_tvm_misreads_must_be_convertible() -> None:
