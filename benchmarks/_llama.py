@@ -116,7 +116,7 @@ class _Graph:
         return names if outputs > 1 else names[0]
 
     def matmul(self, data: str, name: str, weight: Array) -> str:
-        """Add the matrix product of data and a weight of shape (outputs, inputs)."""
+        """Add the matmul of data and a weight of shape (outputs, inputs)."""
         if self.bits is None:
             return str(self.op("MatMul", data, self.constant(name, weight.T)))
         rows, columns = weight.shape

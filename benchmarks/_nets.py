@@ -287,7 +287,7 @@ def _encode(net: _Net, x: str, layers: int, width: int, heads: int) -> str:
 
 
 def wide() -> onnx.ModelProto:
-    """Return a small convolutional net followed by a large matrix product, limited by memory bandwidth."""
+    """Return a small convolutional net followed by a large matmul, limited by memory bandwidth."""
     net = _Net()
     inputs = _image(net)
     y = net.relu(net.conv("x", 32, 3, 2, 1))

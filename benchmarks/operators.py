@@ -6,7 +6,7 @@ Each operator is a separate ONNX model, built untuned for this machine and calle
 peers in one process. The table shows minimum CPU times in µs, the ratio to the faster peer, and the largest difference
 from ONNX Runtime relative to its largest output. A pattern is a part of an operator's name; `--above` prints only
 ratios above a number. At the end, median and 95th percentile of all ratios are printed. `operators.py product` has 200
-matrix products with sizes from networks and with prime sizes; a quarter of them are quantized.
+matmuls with sizes from networks and with prime sizes; a quarter of them are quantized.
 """
 
 from __future__ import annotations
@@ -712,7 +712,7 @@ _QUANTIZED_EVERY: Final = 4
 
 
 def list_products() -> dict[str, Callable[[], Case]]:
-    """Return random matrix products (rows, depth) x (depth, columns) with constant weights, by name."""
+    """Return random matmuls (rows, depth) x (depth, columns) with constant weights, by name."""
     draw = np.random.default_rng(1)
     products: dict[str, Callable[[], Case]] = {}
     while len(products) < _PRODUCTS:

@@ -103,7 +103,7 @@ _CPU_PARTS: Final = {
     "neoverse-n1": ("0xd0c", f"{_ARMV8_2} ssbs"),
     "neoverse-v1": ("0xd40", f"{_ARMV8_2} ssbs sve asimdfhm i8mm bf16 svei8mm svebf16"),
 }
-# Blocks that make up this share of all instructions are given to llvm-mca, each as a loop of so many rounds.
+# Blocks that make up this share of all instructions are given to llvm-mca, each as a loop of this many rounds.
 _SHARE: Final = 0.995
 _ROUNDS: Final = 200
 _MULTIPLICATIONS: Final = (

@@ -352,7 +352,7 @@ class Child:
 def measure(
     kinds: tuple[str, ...], match: str, *, peer: bool, jobs: int = 1
 ) -> dict[str, tuple[str, str]]:
-    """Return the outcome and its reason for every test whose name matches, computed by so many processes at once."""
+    """Return the outcome and its reason of every test whose name matches, run by this many processes."""
     processes: queue.SimpleQueue[Child] = queue.SimpleQueue()
     for _ in range(jobs):
         processes.put(Child(kinds, peer=peer))

@@ -10,7 +10,7 @@ float16). Times are of the GPU, the fastest of `--rounds` of 20 calls each, in m
 
 - `calls`: enqueued one by one, as a program's loop would do;
 - `graph`: recorded by CUDA as a graph once, and replayed: what is left without the CPU's part;
-- `kernels`: the sum of kernels that ran alone, each between two events;
+- `kernels`: the sum of kernels measured in isolation, each between two events;
 - `inductor`: `torch.compile`, whose kernels are recorded as a graph, too.
 
 `ratio` is the library's graph against PyTorch's fastest graph.
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--folder", type=Path, help="of the builds, which are kept there")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each")
+    parser.add_argument("--kernels", type=int, default=0, help="print this many kernels of each")
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -47,9 +47,9 @@ NOISE: Final = 0.02
 _ARCHS: Final = ("x86_64", "aarch64", "arm64")
 # The fields of a target that say which vectors its CPU has.
 _CPU_FIELDS: Final = ("kind", "mtriple", "mcpu", "mattr")
-# What is so many times slower or faster was not measured.
+# Ratios beyond this factor were not measured.
 _MAX_RATIO: Final = 100.0
-# The times of one library are recorded within so many seconds of each other, those of the next one later.
+# The times of one library are recorded within this many seconds of each other, those of the next one later.
 _SECONDS_OF_LIBRARY: Final = 1.0
 _TEXT: Final = re.compile(
     r"conv {0} by {0} to {0}, strides {0}, padding {0}, dilation {0}".replace(
@@ -381,7 +381,7 @@ def fit(operators: Sequence[MeasuredOperator], rule: Costs) -> tuple[Costs, Numb
         The constants; the errors of those of transforms, of `memory` and of `gain`, each one standard deviation of
         its logarithm.
     """
-    # takes 0.2 s to import
+    # The import takes 0.2 s.
     from scipy.optimize import least_squares
 
     problem = _Problem(operators, rule)

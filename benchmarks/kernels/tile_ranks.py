@@ -3,7 +3,7 @@
     python benchmarks/kernels/tile_ranks.py [--number N] [--seed N] [--first TILES] [--seconds S] [--mcpu LEVEL]
                                             [--kind conv|product|depthwise|int8] [--all]
 
-Random matrix products and convolutions of the sizes that networks have are lowered and scheduled with each of the
+Random matmuls and convolutions of the sizes that networks have are lowered and scheduled with each of the
 first tiles of the rule, and timed interleaved with one thread. Printed are the time of the rule's tile, that of the
 fastest, and their ratio; at the end, for how many the rule's is within 5 % of the fastest. With `--all`, each tile is
 printed with its time.

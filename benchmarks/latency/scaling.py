@@ -8,7 +8,7 @@ Each network is built untuned for this machine, and then
 - called by as many threads of the program as there are cores, each with a context of one thread: samples a second
   beside ONNX Runtime, called in the same way, and OpenVINO with its hint THROUGHPUT;
 - run with the loops divided for `--cores` cores, one task after the other on one core (the library gives them to a
-  `parallel_for` of the program), so that each task is timed: with so many cores a loop takes as long as its longest
+  `parallel_for` of the program), so that each task is timed: with this many cores a loop takes as long as its longest
   task, and a barrier. That knows nothing of memory that cores share, nor of cores that run slower when all are busy.
   The prediction for the cores of this machine stands beside what was measured.
 """
@@ -59,7 +59,7 @@ _ParallelFor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, _Body, c
 
 
 class Simulated(NamedTuple):
-    """A call on so many cores, in seconds.
+    """A call on this many cores, in seconds.
 
     Attributes:
         alone_s: The time of one core.

@@ -43,7 +43,7 @@ def key_of(workload: int) -> str:
 
 
 def matmul(workload: int) -> Any:
-    """Return a matrix product plus a number, which makes the workload unique."""
+    """Return a matmul plus a number, which makes the workload unique."""
     from tvm import te
 
     left = te.placeholder((SIZE, SIZE), name="left")

@@ -54,13 +54,13 @@ class Shape(NamedTuple):
 
 
 def choose_shape(stages: int) -> Shape:
-    """Return a shape with about so many stages: as many targets as a large release has, then variants."""
+    """Return a shape with about this many stages: as many targets as a large release has, then variants."""
     targets = 33 if stages >= 500 else 8
     return Shape(max(1, round(stages / Shape(1, targets).stages)), targets)
 
 
 class Usage(NamedTuple):
-    """The time, that of the processor alone, peak memory and exit code of one process."""
+    """The wall time, CPU time, peak memory and exit code of one process."""
 
     seconds: float
     cpu_s: float

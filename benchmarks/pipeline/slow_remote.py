@@ -37,7 +37,7 @@ def copy_recipe(folder: Path) -> Path:
 
 BOTH = ("--remote-mode", "both")
 EDIT = "kernels: {precision: mixed}\n"
-"""Added to the recipe, which then has another tolerance: the model is compiled and verified again."""
+"""Added to the recipe, which changes the tolerance: the model is compiled and verified again."""
 
 
 def main() -> None:

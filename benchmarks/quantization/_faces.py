@@ -1,7 +1,7 @@
 """Images with faces in known places, and how well a detector finds them: average precision.
 
 Faces are the 100 of 25×25 that scikit-image carries (`lfw_subset`, of Labeled Faces in the Wild), enlarged and put into
-pieces of its photographs. They are no photographs of people in rooms: they tell what a detector loses, not how good it is.
+pieces of its photographs. They do not replace real scenes: they show what a detector loses, not how good it is.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Matrix products with weights of 4 bits that come from memory, against the memory's bandwidth and ONNX Runtime.
+"""Matrix multiplications with weights of 4 bits that come from memory, against the memory's bandwidth and ONNX Runtime.
 
     python benchmarks/quantization/block_quantized.py [--shape DEPTH COLUMNS ...] [--rows N ...] [--rounds N] [--threads N]
 
 Each product is called with several weights in turn, more than caches hold. Per case: the library untuned, a loop that
 only reads the same weights, on as many threads, and ONNX Runtime's `MatMulNBits`, called interleaved in one process; the
 fastest call of each counts, because another process at work slows all down. `int8` cases may round data
-(`accuracy_level` 4). GB/s are those of the integers alone, without scales; `of reading` is the time of the loop, which
+(`accuracy_level` 4). GB/s count the integers without scales; `of reading` is the time of the loop, which
 reads integers and scales, in that of the library.
 """
 

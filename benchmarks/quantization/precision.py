@@ -6,7 +6,7 @@ Each network is built untuned in float32, with `kernels.precision: mixed`, with 
 has an instruction for it, and quantized to int8 in the QDQ format by `onnxruntime.quantization`,
 calibrated on random data. The libraries and ONNX
 Runtime with either model are called interleaved, as in `cpu.py`. Sizes are those of the bundles. `wide` is a
-small convolutional net followed by a large matrix product, whose weights come from memory.
+small convolutional net followed by a large matmul, whose weights come from memory.
 """
 
 from __future__ import annotations

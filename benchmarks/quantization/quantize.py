@@ -13,7 +13,7 @@ CPU time and peak memory of the process: those of tvmflow include the whole run,
 verifies it. Each int8 model is then run by its own runtime with one thread, on other samples,
 interleaved; the fastest one of each counts. Peers that are not installed are skipped and named.
 
-With `--hidden`, these are two layers of LSTM with random weights and so many hidden units over 32 steps of one sequence,
+With `--hidden`, these are two LSTM layers with random weights and this many hidden units over 32 steps of one sequence,
 float and of int8 in tvmflow and in ONNX Runtime, whose `quantize_dynamic` rounds LSTM.
 """
 
@@ -142,7 +142,7 @@ def quantize_nncf(files: Trained, folder: Path, drop: float, name: str) -> dict[
     started = time.monotonic()
 
     def validate(compiled: Any, items: Any) -> float:
-        # of all items, then of each one alone
+        # first for all items, then for each one
         chosen, truth = zip(*items, strict=True)
         request = compiled.create_infer_request()
         outputs = [join(request.infer({"x": row[None]}).values()) for row in chosen]
@@ -284,7 +284,7 @@ _STEPS: Final = 32
 
 
 def measure_lstm(hidden: int, folder: Path, rounds: int) -> dict[str, Any]:
-    """Return the latencies of an LSTM of so many units, float and of int8, their errors and the sizes of files."""
+    """Return the latencies, errors and file sizes of an LSTM with this many units, in float32 and int8."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
