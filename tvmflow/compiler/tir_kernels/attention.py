@@ -234,7 +234,7 @@ class _CpuEmitter(_Emitter):
     def _has_one_mask(self) -> bool:
         """True if all heads have the same mask."""
         matrices = None if self._mask is None else self._attention.operands[self._mask].matrices
-        return matrices is not None and all(same_size(stride, 0) for _, stride in matrices.digits)
+        return matrices is not None and all(same_size(stride, 0) for _, stride in matrices.modes)
 
     def emit(self) -> tvm.tirx.PrimFunc:
         a = self._attention

@@ -17,54 +17,54 @@ class Operand(NamedTuple):
     matrices: StridedMatrices
 
 
-Digit = tuple[IrSize, IrSize]
-"""The length and the stride of a digit of a mixed-radix index."""
+Mode = tuple[IrSize, IrSize]
+"""The (length, stride) of a mode of a mixed-radix index, as in CuTe layouts."""
 
 
 class StridedMatrices(NamedTuple):
     """The offsets of the elements of a batch of matrices, in elements from the start of a buffer.
 
-    `offset` is the offset of the first element; `row` and `column` are the strides of rows and columns. `digits` are
-    the digits of a matrix's mixed-radix index, the lowest first. All lengths and strides may be dynamic.
+    `offset` is the offset of the first element; `row` and `column` are the strides of rows and columns. `modes` are
+    the modes of a matrix's mixed-radix index, the lowest first. All lengths and strides may be dynamic.
     """
 
     offset: IrSize
-    digits: tuple[Digit, ...]
+    modes: tuple[Mode, ...]
     row: IrSize
     column: IrSize
 
     def offset_of(self, matrix: Any, row: Any, column: Any) -> Any:
         """Return the offset of an element; the arguments are values or TIR expressions."""
         offset, divisor = self.offset + row * self.row + column * self.column, 1
-        for position, (length, stride) in enumerate(self.digits):
-            digit = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
-            if position < len(self.digits) - 1:
-                digit = digit % positive(length)
+        for position, (length, stride) in enumerate(self.modes):
+            index = matrix // positive(divisor) if is_dynamic(divisor) or divisor > 1 else matrix
+            if position < len(self.modes) - 1:
+                index = index % positive(length)
             if is_dynamic(stride) or stride:
-                offset = offset + digit * stride
+                offset = offset + index * stride
             divisor *= length
         return offset
 
     @property
     def repeats(self) -> int:
-        """How many consecutive matrices are known to be the same one."""
-        length, stride = self.digits[0] if self.digits else (1, 1)
+        """The known number of consecutive matrices that are the same."""
+        length, stride = self.modes[0] if self.modes else (1, 1)
         return int(length) if not is_dynamic(length) and same_size(stride, 0) else 1
 
 
 class StridedView(NamedTuple):
     """A view of a tensor: an offset in elements, and axes.
 
-    An axis is a sequence of digits, the highest first; it is empty for an axis of length 1.
+    An axis is a sequence of modes, the highest first; it is empty for an axis of length 1.
     """
 
     offset: IrSize
-    axes: tuple[tuple[Digit, ...], ...]
+    axes: tuple[tuple[Mode, ...], ...]
 
     @classmethod
     def of_tensor(cls, shape: Sequence[IrSize]) -> StridedView:
         """Return the view of a whole tensor."""
-        axes: list[tuple[Digit, ...]] = []
+        axes: list[tuple[Mode, ...]] = []
         stride: IrSize = 1
         for size in reversed(shape):
             axes.insert(0, () if same_size(size, 1) else ((size, stride),))
@@ -73,14 +73,14 @@ class StridedView(NamedTuple):
 
     def reshape(self, shape: Sequence[IrSize]) -> StridedView | None:
         """Return the view in another shape; None if that is not a view."""
-        digits = [digit for axis in self.axes for digit in axis]
+        modes = [mode for axis in self.axes for mode in axis]
         axes = []
         for size in shape:
-            taken = _take_digits(digits, size)
+            taken = _take_modes(modes, size)
             if taken is None:
                 return None
             axes.append(taken)
-        return None if digits else self._replace(axes=tuple(axes))
+        return None if modes else self._replace(axes=tuple(axes))
 
     def permute(self, order: Sequence[int]) -> StridedView:
         """Return the view with its axes in another order."""
@@ -96,11 +96,11 @@ class StridedView(NamedTuple):
         return self._replace(axes=tuple(axes))
 
     def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
-        """Return a slice of an axis that has one digit, or none (length 1); None for other axes."""
-        digits = _merge_digits(self.axes[axis])
-        if len(digits) != 1:
-            return self if not digits and (begin, length) == (0, 1) else None
-        [(_, stride)] = digits
+        """Return the view sliced along an axis with one mode or of length 1; None for other axes."""
+        modes = _merge_modes(self.axes[axis])
+        if len(modes) != 1:
+            return self if not modes and (begin, length) == (0, 1) else None
+        [(_, stride)] = modes
         axes = list(self.axes)
         axes[axis] = ((length, stride * step),) if length > 1 else ()
         return StridedView(self.offset + begin * stride, tuple(axes))
@@ -110,28 +110,28 @@ class StridedView(NamedTuple):
 
         The outer axes are broadcast to the shape of the batch.
         """
-        *outer, rows, columns = map(_merge_digits, self.axes)
+        *outer, rows, columns = map(_merge_modes, self.axes)
         if max(len(rows), len(columns)) > 1:
             return None
         row, column = (axis[0][1] if axis else 0 for axis in (rows, columns))
         spread = StridedView(0, tuple(outer)).broadcast(batch)
-        digits = _merge_digits(digit for axis in spread.axes for digit in axis)
-        return StridedMatrices(self.offset, digits[::-1], row, column)
+        modes = _merge_modes(mode for axis in spread.axes for mode in axis)
+        return StridedMatrices(self.offset, modes[::-1], row, column)
 
 
-def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
-    """Remove and return the highest digits that multiply to `size`, splitting the last; None if none do."""
-    taken: list[Digit] = []
+def _take_modes(modes: list[Mode], size: IrSize) -> tuple[Mode, ...] | None:
+    """Remove and return the highest modes that multiply to `size`, splitting the last; None if none do."""
+    taken: list[Mode] = []
     while not same_size(size, 1):
-        if not digits:
+        if not modes:
             return None
-        length, stride = digits.pop(0)
+        length, stride = modes.pop(0)
         if (rest := _divide(size, length)) is not None:
             taken.append((length, stride))
             size = rest
         elif (inner := _divide(length, size)) is not None:
             taken.append((size, stride * inner))
-            digits.insert(0, (inner, stride))
+            modes.insert(0, (inner, stride))
             size = 1
         else:
             return None
@@ -144,13 +144,13 @@ def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
     return quotient if same_size(quotient * divisor, size) else None
 
 
-def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
-    """Merge adjacent digits that one stride can step through; the highest digit comes first.
+def _merge_modes(modes: Iterable[Mode]) -> tuple[Mode, ...]:
+    """Merge adjacent modes that one stride can step through; the highest mode comes first.
 
     They merge if the outer stride is the inner stride times the inner length.
     """
-    merged: list[Digit] = []
-    for length, stride in digits:
+    merged: list[Mode] = []
+    for length, stride in modes:
         if merged and same_size(merged[-1][1], stride * length):
             merged[-1] = (merged[-1][0] * length, stride)
         else:
