@@ -49,7 +49,7 @@ class _Lets:
     def __init__(self, value: Any) -> None:
         self.stores: list[tirx.Stmt] = []
         self._loads: dict[Any, Any] = {}
-        # lets in conditional expressions: their values must not be computed where the condition is false
+        # These are let expressions in conditional expressions: their values are computed only if the condition is true.
         self._conditional = {
             let.var
             for call in ir.find_nodes(value, tvm.ir.Call)
@@ -157,7 +157,7 @@ def to_float32(value: Any) -> Any:
     def magnitude(bits: Any) -> Any:
         bias = tirx.Select(bits < _INFINITY, tirx.const(_REBIAS, _BITS), _REBIAS_INFINITY)
         normal = tirx.reinterpret(_FLOAT32, (bits << _SHIFT) + bias)
-        # computed from integers, because some CPUs flush subnormal operands to 0
+        # It is computed from integers, because some CPUs flush subnormal operands to 0.
         small = tirx.Cast(_FLOAT32, bits) * tirx.const(_STEP, _FLOAT32)
         return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
 

@@ -76,7 +76,7 @@ def split_dynamic_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(body, (tirx.For, _roll))
     body = _guard_divisors(body)
     made = tvm.IRModule({"kernel": function.with_body(body)})
-    # gives each copy of a loop or a buffer its own variable
+    # Give each copy of a loop or a buffer its own variable.
     return tirx.transform.ConvertSSA()(made)["kernel"]
 
 

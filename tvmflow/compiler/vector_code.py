@@ -97,7 +97,7 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
     is_known = isinstance(extent, tirx.IntImm)
     if not is_known or analyzer.const_int_bound(index.base).max_value + end > int(extent):
         end -= stride - 1
-    # whole vectors, so that loads of the elements in between can share them
+    # Contiguous vectors are loaded, so that the strided loads of the elements in between share them.
     starts = [min(n * lanes, end - lanes) for n in range(stride)]
     outer = list(load.indices[:-1])
     vectors = [

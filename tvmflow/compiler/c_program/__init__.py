@@ -108,7 +108,7 @@ def _compile_for_device(model: ScheduledModel, prefix: str, folder: Path) -> Non
     if on_host:
         traits = _write_kernels(on_host, tvm.target.Target(target.host), prefix, {}, folder)
     else:
-        # gives the constants' object file its format; in a scratch folder, because the compiler leaves temporary files
+        # The writer of the constants copies the format of this object file. The compiler leaves temporary files.
         with tempfile.TemporaryDirectory() as scratch:
             (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")
             compile_c(Path(scratch), "empty.c", "empty.o", cpu_triple(target.export()))

@@ -557,12 +557,12 @@ _UNKNOWN_EXTENT: Final = 8
 # The assumed cost of a call of a user's C function: large, because its author asked for threads.
 _EXTERN_OPERATIONS: Final = 1 << 17
 
-# The least work of a task, and the least work of a program for which other threads are woken.
-_LEAST_TASK_NS: Final = 2_500
-_LEAST_PROGRAM_NS: Final = 100_000
+# The minimum work of a task, and the minimum work of a program for which other threads are woken.
+_MIN_TASK_NS: Final = 2_500
+_MIN_PROGRAM_NS: Final = 100_000
 _MAX_TASKS: Final = 1024
-_TASK_OPERATIONS: Final = _LEAST_TASK_NS * _OPERATIONS_PER_NS
-_PROGRAM_OPERATIONS: Final = _LEAST_PROGRAM_NS * _OPERATIONS_PER_NS
+_TASK_OPERATIONS: Final = _MIN_TASK_NS * _OPERATIONS_PER_NS
+_PROGRAM_OPERATIONS: Final = _MIN_PROGRAM_NS * _OPERATIONS_PER_NS
 
 
 class ParallelWork(NamedTuple):
@@ -590,7 +590,7 @@ def count_tasks(work: Sequence[ParallelWork]) -> int:
     """Return the number of tasks for each parallel loop of a kernel of fixed sizes; 1 for short loops."""
     operations, loops = _count(work)
     ns = operations / _OPERATIONS_PER_NS / max(loops, 1)
-    return min(max(int(ns / _LEAST_TASK_NS), 1), _MAX_TASKS)
+    return min(max(int(ns / _MIN_TASK_NS), 1), _MAX_TASKS)
 
 
 def count_useful_tasks(

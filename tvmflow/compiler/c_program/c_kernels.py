@@ -92,7 +92,7 @@ def list_size_parameters(function: tirx.PrimFunc) -> tuple[Any, ...]:
 
 
 def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
-    """Return a size as an expression of a kernel's named variables; NoSize if it has other terms."""
+    """Return a size as an expression of a kernel's named variables; NoSize if it has further terms."""
     variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
     return size_text(replace_variables(size, variables))
 

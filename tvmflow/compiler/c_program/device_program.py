@@ -127,7 +127,7 @@ class UnsupportedKernel(StageError):
 
     def __init__(self, kernel: str, reason: str) -> None:
         super().__init__(
-            f"the kernel {kernel} cannot run on a device by its driver alone: {reason}",
+            f"the kernel {kernel} cannot run on a device with only its driver: {reason}",
             fix="choose `runtime: vm` where TVM's runtime knows the device, or another target",
         )
         self.kernel = kernel
@@ -139,7 +139,7 @@ _LAUNCH: Final = "tirx.call_ffi_kernel"
 _DYNAMIC_MEMORY: Final = "tirx.use_dyn_shared_memory"
 _AXES: Final = "xyz"
 # A kernel with more launches is rejected, because their code would be too large.
-_MOST_LAUNCHES: Final = 1 << 16
+_MAX_LAUNCHES: Final = 1 << 16
 
 _LONGEST_NAME: Final = 60
 
@@ -257,8 +257,8 @@ class _Evaluation:
 
     def _launch(self, call: Any) -> None:
         """Add a launch; the call has the function, pointers, scalars, then the extents."""
-        if len(self._launches) == _MOST_LAUNCHES:
-            raise UnsupportedKernel(self._name, f"it has more than {_MOST_LAUNCHES} launches")
+        if len(self._launches) == _MAX_LAUNCHES:
+            raise UnsupportedKernel(self._name, f"it has more than {_MAX_LAUNCHES} launches")
         names = [str(name) for name in call.attrs.launch_params]
         function, *arguments = call.args
         first_extent = len(arguments) - len(names)

@@ -1,1 +1,1 @@
-"""Contractions, such as matrix products and convolutions: candidates and their estimated cost."""
+"""Contractions, such as matmuls and convolutions: candidates and their estimated cost."""

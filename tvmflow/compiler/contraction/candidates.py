@@ -35,7 +35,7 @@ MAX_VECTORS: Final = 8
 MAX_ROWS: Final = 28
 """The maximum number of rows in a register tile."""
 
-# Limits of padding: one vector for each `_VECTORS_PER_PADDED`, one row for each `_ROWS_PER_PADDED`, at most this many.
+# Limits of padding: one vector per `_VECTORS_PER_PADDED` vectors, one row per `_ROWS_PER_PADDED` rows, and a maximum.
 _VECTORS_PER_PADDED: Final = 16
 _ROWS_PER_PADDED: Final = 4
 _MAX_PADDED_ROWS: Final = 7
@@ -266,7 +266,7 @@ def _estimate_row_tail(problem: Contraction, tile: RegisterTile, cpu: CpuModel) 
 
 
 def _estimate_loop(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the peak throughput share of a tile whose loads compete with its multiplications."""
+    """Estimate the fraction of peak throughput of a tile whose loads compete with its multiplications."""
     rows, vectors = tile
     costs = EMBEDDED_BROADCAST if cpu.has_broadcast_loads else VECTORS
     time = max(1.0, costs.base + costs.load * (vectors + rows) / tile.accumulators)
@@ -280,7 +280,7 @@ def _estimate_loop(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> f
 
 
 def _estimate_broadcast(problem: Contraction, tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the peak throughput share of a tile whose values are broadcast to registers first."""
+    """Estimate the fraction of peak throughput of a tile that broadcasts each multiplicand first."""
     rows, vectors = tile
     if problem.arithmetic is Arithmetic.DOT:
         instructions = BROADCAST.pair_instructions if cpu.has_pair_dots else 1
@@ -316,7 +316,7 @@ def _is_spilled(
 
 
 def _estimate_time_by_element(tile: RegisterTile, cpu: CpuModel) -> float:
-    """Estimate the time of a by-element tile, relative to its multiplications alone; at least 1."""
+    """Estimate the time of a by-element tile, relative to that of its multiplications; at least 1."""
     rows, vectors = tile
     spilled = max(0, tile.accumulators + rows + BY_ELEMENT.multiplicand_registers - cpu.registers)
     waits = math.sqrt(max(1.0, MIN_ACCUMULATORS_BY_ELEMENT / tile.accumulators))
@@ -536,7 +536,7 @@ def _choose_window_heights(window: Window, cpu: CpuModel) -> list[int]:
 
 
 class _Padding(NamedTuple):
-    """A padded contraction and its tile, ordered by time; of equal times, the least padding is first."""
+    """A padded contraction and its tile, ordered by time, then by padding."""
 
     time: float
     rows: int
@@ -562,7 +562,7 @@ def _list_paddings(problem: Contraction, max_vectors: int, cpu: CpuModel) -> lis
 
 
 def pad_product(problem: Contraction, cpu: CpuModel) -> tuple[int, int]:
-    """Return the padded (rows, vectors) of a contraction with the least estimated time."""
+    """Return the padded (rows, vectors) of a contraction with the shortest estimated time."""
     return rank_paddings(problem, cpu)[0]
 
 

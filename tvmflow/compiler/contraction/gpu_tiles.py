@@ -1,4 +1,4 @@
-"""The limits of GPUs, and the tiles of matmuls and attention with the least estimated time."""
+"""The limits of GPUs, and the tiles of matmuls and attention with the shortest estimated time."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Device(NamedTuple):
 
     @classmethod
     def from_target(cls, target: tvm.target.Target) -> Device:
-        """Return the limits of a target; if it does not state a limit, the minimum of such GPUs."""
+        """Return the limits of a target; limits that it does not state are the minimum of such GPUs."""
 
-        def limit(name: str, least: int) -> int:
+        def limit(name: str, minimum: int) -> int:
             value = target.attrs.get(name)
-            return int(value) if value is not None and int(value) > 1 else least
+            return int(value) if value is not None and int(value) > 1 else minimum
 
         arch = str(target.attrs.get("arch", "")).rstrip("af")
         return cls(
@@ -149,12 +149,12 @@ TILES: Final = (
 
 
 def choose_depth(depth: int) -> int:
-    """Return the depth to keep in shared memory at once: the one with least padding, then the largest."""
+    """Return the depth in shared memory at a time: the one with the least padding, then the largest."""
     return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
 
 
 def choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | None:
-    """Return the tile with the least estimated time; None if none fits a GPU."""
+    """Return the tile with the shortest estimated time; None if none fits a GPU."""
 
     def estimate(tile: Tile) -> float:
         blocks = lengths["batch"] * math.prod(
@@ -191,7 +191,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
 # ---------------------------------------------------------------- tensor cores
 
 SIDE: Final = 16
-"""The number of rows, columns and terms in a matrix product on tensor cores."""
+"""The number of rows, columns and terms in a matmul on tensor cores."""
 WARP: Final = 32
 """The number of threads in a warp."""
 
@@ -201,7 +201,7 @@ _RESULT_BYTES: Final = 4
 ROW_OFFSET: Final = SIDE // 2
 """The padding of rows in shared memory: rows that begin in different banks are loaded at once."""
 # At least this share of the multiplied values must not be padding.
-_LEAST_USE: Final = 0.25
+_MIN_USE: Final = 0.25
 # The number of cycles that threads wait for copies to shared memory.
 _WAIT_FOR_COPIES: Final = 100
 
@@ -222,7 +222,7 @@ WARP_TILES: Final = (
 
 
 def choose_warp_tile(lengths: dict[str, int], device: Device) -> tuple[Tile, int] | None:
-    """Return the tile for tensor cores with the least estimated time, and the depth in shared memory."""
+    """Return the fastest tile for tensor cores by estimate, and the depth in shared memory."""
     return min(
         _list_warp_tiles(lengths, device),
         key=lambda choice: _estimate_warps(lengths, choice[0], choice[1], device),
@@ -243,7 +243,7 @@ def _list_warp_tiles(lengths: dict[str, int], device: Device) -> Iterator[tuple[
         if (
             tile.threads * WARP <= device.threads
             and left + right + result <= device.shared_bytes
-            and use >= _LEAST_USE
+            and use >= _MIN_USE
             # TVM would put a smaller float32 result into an operand's buffer, and fail to address it
             and result > max(left, right)
         ):
@@ -346,7 +346,7 @@ class AttentionTile(NamedTuple):
 
 
 def choose_attention_tile(sizes: AttentionSizes, device: Device) -> AttentionTile | None:
-    """Return the tile with the least estimated time; None if none fits the GPU."""
+    """Return the tile with the shortest estimated time; None if none fits the GPU."""
 
     def estimate(tile: AttentionTile) -> float:
         blocks = sizes.batch * -(-sizes.queries // tile.queries)

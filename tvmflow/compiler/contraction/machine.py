@@ -156,16 +156,16 @@ class BroadcastCosts(NamedTuple):
 
     # the time of a load from the first-level cache that multiplications do not hide
     load: float = 0.1
-    l2_load: float = 0.3  # the same from the second-level cache
-    l2_bytes_per_cycle: int = 32  # how fast weights are read from that cache
+    l2_load: float = 0.3  # likewise for a load from the second-level cache
+    l2_bytes_per_cycle: int = 32  # the bandwidth of weights from that cache
     # a load can broadcast to vectors of this many float32 lanes; other vectors need a shuffle
     broadcast_lanes: int = 8
-    loads_of_shuffle: int = 2  # the loads that take as long as a shuffle
-    spilled: float = 0.65  # the speed of a tile that is spilled
+    loads_of_shuffle: int = 2  # a shuffle takes as long as this many loads
+    spilled: float = 0.65  # the relative speed of a tile that spills
     # the instructions of a dot product of byte pairs; the first reads weights from memory
     pair_instructions: int = 3
-    weight_load_of_pairs: float = 0.2  # the time of that load
-    broadcast_of_pairs: float = 0.8  # the time of the broadcast of a word of data
+    weight_load_of_pairs: float = 0.2  # the time of that load of weights
+    broadcast_of_pairs: float = 0.8  # the time to broadcast a word of data
     # for depthwise kernels wider than `narrow_kernel`, LLVM loads this many vectors of data ahead
     narrow_kernel: int = 3
     early_loads: int = 2
@@ -180,21 +180,21 @@ class ByElementCosts(NamedTuple):
     LLVM loads the next multiplicands of all rows early, and weights shortly before use.
     """
 
-    vector_loads: float = 2.0  # the loads of a vector
-    row_loads: float = 0.5  # the loads of a row
-    spill: float = 0.1  # the share of the tile's time that each spilled register adds
-    multiplicand_registers: int = 4  # the registers of multiplicands that are loaded early
-    unrolled_multiplicand_registers: int = 9  # the same if kernel positions are unrolled
-    late_loads: int = 2  # the vectors of a row of a depthwise kernel that are not loaded early
+    vector_loads: float = 2.0  # instructions that load a vector of weights
+    row_loads: float = 0.5  # instructions that load the multiplicand of a row
+    spill: float = 0.1  # each spilled register adds this fraction of the tile's time
+    multiplicand_registers: int = 4  # registers for multiplicands that are loaded early
+    unrolled_multiplicand_registers: int = 9  # likewise if kernel positions are unrolled
+    late_loads: int = 2  # vectors per row of a depthwise kernel that are not loaded early
     max_kernel_width: int = 7  # the widest depthwise kernel that LLVM unrolls
-    # how fast CPUs read the second-level cache; they differ little
+    # the bandwidth of the second-level cache, in which CPUs differ little
     l2_bytes_per_cycle: int = 32
     # the relative speed of a tile whose weight vectors span several blocks of packed columns
     spread_columns: float = 0.88
-    loop_instructions: int = 4  # the instructions of a loop of dot products that do not multiply
-    pair_registers: int = 3  # the registers of products of pairs that are not added up yet
-    exposed_load: float = 0.1  # the part of the time of a load that other instructions do not hide
-    matrix_load: float = 0.3  # the same for a load of byte matrices
+    loop_instructions: int = 4  # the instructions of a dot product loop that do not multiply
+    pair_registers: int = 3  # registers for products of pairs that are not added up yet
+    exposed_load: float = 0.1  # the fraction of a load's time that other instructions do not hide
+    matrix_load: float = 0.3  # likewise for a load of byte matrices
 
 
 BY_ELEMENT: Final = ByElementCosts()

@@ -158,7 +158,7 @@ def pack(
                 for column in iterate_vectors(count, columns.lanes):
                     packed[tile + k * width + column] = source(k, start + column)
         else:
-            # read in memory order: rows may lie a multiple of the cache's sets apart, and evict each other
+            # Read in memory order: rows may lie a multiple of the cache's sets apart and evict each other.
             with T.serial(count) as column, T.serial(depth) as k:
                 packed[tile + k * width + column] = source(k, start + column)
         if not is_dynamic(count) and width > count:
@@ -174,7 +174,7 @@ class Product(NamedTuple):
         depth: The length of the reduction, which may be dynamic.
         columns: The columns of the packed matrix and of the result. A row of the result has `columns.padded` elements.
         tile_rows: The number of rows in a tile.
-        factors: The number of terms whose left multiplicands are lanes of one vector; 1 if each is loaded alone.
+        factors: The number of terms whose left multiplicands are lanes of one vector; 1 if each is loaded separately.
         stride: The distance between rows of the result, in elements; None if they are contiguous.
         packed_depth: The length of the packed columns; None if the matmul reads all of their terms.
         packed_start: The first term that the matmul reads.

@@ -1,8 +1,8 @@
 """The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
-On a CPU, or the host of a GPU, a kernel compares each box with the kept boxes. On a GPU alone, the first launch compares
-all boxes with each other; a thread compares one box with 32 others. Then a thread for each class or image selects boxes
-by the resulting bits, and the last launches write the result.
+On a CPU, or the host of a GPU, a kernel compares each box with the kept boxes. Without a CPU, the first launch on the
+GPU compares all boxes with each other; a thread compares one box with 32 others. Then a thread for each class or image
+selects boxes by the resulting bits, and the last launches write the result.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
     if bound.is_length:
         return value, limit == zero
     if not bound.from_end:
-        # written so that NaN is wrong: for NaN, both comparisons are false
+        # In this form NaN is rejected: for NaN, both comparisons are false.
         return value, tirx.Not(tirx.And(value >= zero, value < limit))
     is_wrong = tirx.Not(tirx.And(value >= zero - limit, value < limit))
     return tirx.Select(value < zero, value + limit, value), is_wrong

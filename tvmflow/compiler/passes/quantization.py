@@ -289,7 +289,7 @@ class RequantizeFuser(TargetRewriter):
             offsets = []
 
         def scaled(weights: Sequence[Any]) -> Any:
-            # computed in float64 and rounded once, because its error scales all elements of a channel
+            # The scale is computed in float64 and rounded once, because its error affects all elements of a channel.
             product = relax.const(1 / np.float64(np.float32(scale)), "float64")
             for weight in map(self.visit_expr, weights):
                 product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))

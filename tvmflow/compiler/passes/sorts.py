@@ -97,7 +97,8 @@ _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
 _VECTORS_PER_WORD: Final = 1.5
-# From longer rows, candidates are gathered first. Narrow vectors hold few words, and most have no 64-bit minimum.
+# In longer rows, candidates are gathered before the selection. Narrow vectors gather from shorter rows on: they hold
+# few elements, and most ISAs with them have no 64-bit minimum instruction.
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4
@@ -526,7 +527,7 @@ def _emit_least(order: Order, words: Words, size: int, count: int) -> Words:
 
 
 def _search(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
-    """Emit the search for the least word that is at least `begin`, in vectors; return it."""
+    """Emit the search for the smallest word that is at least `begin`, in vectors; return it."""
     if width == 1:
         variable = Variable.allocate(last)
         with T.serial(size) as position:

@@ -119,12 +119,12 @@ class _Lets:
         return body
 
 
-# The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the least error: 3.1e-9.
+# The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the smallest error: 3.1e-9.
 _EXP_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.9999993e-1)
 # ln 2 in two parts; the first has few bits, so that its products with exponents are exact.
 _LN2: Final = (0.693359375, -2.12194440e-4)
 # The logarithm of the smallest normal number, rounded up.
-_LEAST_EXPONENT: Final = -87.33654
+_MIN_EXPONENT: Final = -87.33654
 # The logarithm of the greatest value, rounded down.
 _GREATEST_EXPONENT: Final = 88.72283172607422
 _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
@@ -138,7 +138,7 @@ def _exp(x: Any) -> Any:
     """
     outer, inner = _Lets(), _Lets()
     x = outer(x)
-    v = inner(tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT)))
+    v = inner(tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_MIN_EXPONENT)))
     # reinterpreted as bits, because TVM would simplify (a + b) - b to a
     power = v * _const(math.log2(math.e)) + _const(ROUNDING)
     bits = inner(tirx.reinterpret("int32", power), "int32")
@@ -149,7 +149,7 @@ def _exp(x: Any) -> Any:
     # infinity as a product that overflows, because TVM cannot write infinity in C
     beyond = x * _const(_GREATEST)
     value = tirx.Select(x > _const(_GREATEST_EXPONENT), beyond, inner.within(scaled))
-    value = tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
+    value = tirx.Select(x < _const(_MIN_EXPONENT), _const(0.0), value)
     return outer.within(tirx.Select(_is_nan(x), x, value))
 
 

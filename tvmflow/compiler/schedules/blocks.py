@@ -32,10 +32,10 @@ _MOVABLE_CALLS: Final = {
 _MOVABLE_FUNCTIONS: Final = frozenset(
     f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
 )
-# The assumed size of dynamic dimensions without a tuning size, and the least size that rules assume.
+# The assumed size of dynamic dimensions without a tuning size, and the minimum that rules assume.
 _UNKNOWN_SIZE: Final = 31
 _MIN_DYNAMIC_LENGTH: Final = 17
-# For a shorter axis, computing slow indices once saves no time.
+# Hoisting expensive index computations (division, modulo) out of a shorter axis saves no time.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
 ROOT: Final = "root"
@@ -189,7 +189,7 @@ def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
 
 
 def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
-    """Return the value of a size for values of its variables; None if it has other variables."""
+    """Return the value of a size for values of its variables; None if it has further variables."""
     if isinstance(size, tirx.Var):
         return sizes.get(size)
     if sizes and not isinstance(size, tirx.IntImm):
@@ -277,7 +277,7 @@ def is_padded_at_all(block: Block) -> bool:
 
 
 def find_axis_without_slow_indices(block: Block) -> int | None:
-    """Return a long axis, not the last, that no slow index depends on; None if there is none."""
+    """Return a long axis, not the last, that no expensive index computation depends on, or None."""
     slow = [index for load in list_loads(block) for index in load.indices if _is_slow(index)]
     free = [
         position

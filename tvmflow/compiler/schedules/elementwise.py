@@ -1,4 +1,4 @@
-"""The rule `elementwise`: kernels that compute each element by itself, parallelized and vectorized."""
+"""The rule `elementwise`: kernels that compute each element independently, parallel and vectorized."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
         schedule.vectorize(vector)
         outer = [*loops[:-1], vectors]
     elif (position := find_axis_without_slow_indices(block)) is not None:
-        # no slow index depends on this axis: as the innermost loop, it reuses each computed index for
+        # No expensive index depends on this axis: as the innermost loop, it reuses each computed index for
         # as many values as stay in the cache
         outer = [*loops[:position], *loops[position + 1 :]]
         inner = loops[position]
@@ -303,7 +303,7 @@ def _choose_rows(extent: int) -> int:
 
 
 # The number of lanes in the widest vectors.
-_MOST_LANES: Final = 16
+_MAX_LANES: Final = 16
 _MAX_PIECES: Final = 12
 # Shorter periods are not worth a loop, and vectors divide periods that are multiples of it.
 _MIN_PERIOD: Final = 16
@@ -368,7 +368,7 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
     # a condition on another axis chooses between whole vectors, unless vectors cross an index of that axis
     is_divided = any(
         part[axis] != whole[axis]
-        and (axis == len(whole) - 1 or math.prod(block.spatial_extents[axis + 1 :]) % _MOST_LANES)
+        and (axis == len(whole) - 1 or math.prod(block.spatial_extents[axis + 1 :]) % _MAX_LANES)
         for part in parts
         for axis in range(len(whole))
     )

@@ -20,7 +20,7 @@ from tvmflow.graph import ir
 
 
 def apply_generic_loops(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
-    """Schedule every simple loop nest by itself; return None for a kernel that has none."""
+    """Schedule every simple loop nest separately; return None for a kernel that has none."""
     blocks = analyze_simple_blocks(schedule)
     for block in blocks:
         schedule_block(schedule, block, cpu)

@@ -215,7 +215,7 @@ def _default_layout(call: relax.Call) -> str:
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a spatial resize if its reader takes blocked data; else the smaller data are unpacked."""
+    """Rewrite a spatial resize if its consumer takes blocked data; None to unpack its input instead."""
     resize = as_resize(call)
     if (
         resize is None

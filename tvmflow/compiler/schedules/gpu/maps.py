@@ -116,7 +116,7 @@ def elementwise(schedule: Schedule, device: Device) -> Schedule | None:
     lanes, repeats, axes = _choose_lanes(stmt), 1, list(stmt.iter_vars)
     indices = [index for load in list_loads(stmt) for index in load.indices]
     slow = [index for index in indices if find_nodes(index, tvm.ir.Call, tirx.Cast)]
-    # slow indices do not depend on these axes, so a thread can reuse them for several values
+    # Expensive indices do not depend on these axes, so a thread can reuse them for several values.
     free = [
         position
         for position, axis in enumerate(axes[:-1])

@@ -24,7 +24,7 @@ from tvmflow.compiler.schedules.blocks import (
 from tvmflow.compiler.schedules.gpu import accesses
 
 _THREADS: Final = 128
-# A thread adds up at least this many values by itself.
+# A thread adds up at least this many values.
 _MIN_SERIAL: Final = 4
 # Blocks can share a compute unit only if each takes at most this part of its shared memory.
 _SHARED_PART: Final = 4
@@ -154,7 +154,7 @@ def _power_of_two(number: int) -> int:
 def _divide_last(
     schedule: Schedule, reductions: Sequence[Any], last: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return the last block's loops over reductions' results, and its other loops, moved inside."""
+    """Move the last block's loops over rows (reduction results) outermost; return them and the others."""
     stmt = schedule.get(last)
     results = [schedule.get(handle).body.buffer for handle in reductions]
     loads = [load for load in accesses.list_loads(stmt) if load.source in results]
