@@ -19,7 +19,7 @@ DIRECT: Final = 0
 
 ROWS: Final = "rows"
 COLUMNS: Final = "columns"
-"""The rows and columns to which a matrix product is padded to a multiple of the register tile."""
+"""The padded rows and columns of a matmul, multiples of the register tile."""
 
 _MAX_OPERATOR: Final = 400
 # A two-digit tile has its rows and columns as digits: 42 is 4×2. A one-digit tile is square.

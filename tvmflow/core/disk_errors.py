@@ -249,7 +249,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         if not os.path.isdir(place):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
         try:
-            # Permission bits do not apply to root, and do not tell that a file system is read-only.
+            # Permission bits do not apply to root, and do not show that a file system is read-only.
             tempfile.TemporaryFile(dir=place).close()
         except FileNotFoundError as error:
             raise _not_creatable(folder, error, _FIX_FOLDER) from error

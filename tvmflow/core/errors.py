@@ -64,7 +64,7 @@ class RecipeError(TvmflowError):
 
 
 def merge_recipe_errors(errors: "list[RecipeError]") -> RecipeError:
-    """Return one error with the distinct problems and fixes of several."""
+    """Return one error with the distinct problems and fixes of several errors."""
     problems = [problem for error in errors for problem in error.problems]
     fixes = [error.fix for error in errors if error.fix]
     return RecipeError(list(dict.fromkeys(problems)), fix="; ".join(dict.fromkeys(fixes)))

@@ -24,7 +24,7 @@ _BUDGET = (("tune", "trials"), ("tune", "minutes"), ("tune", "interim"))
 
 # More settings than this that appear or disappear together share one phrase.
 _FEW = 2
-# More files than this, such as images, are counted.
+# If more files than this changed, such as images, the message has their number instead of their names.
 _MAX_NAMES = 6
 
 
@@ -86,7 +86,7 @@ def list_changes(
     if before["machine"] != after["machine"]:
         causes.append(f"build host {before['machine']} -> {after['machine']}")
     one_sided = [change for change in settings if change.is_one_sided]
-    # Enabling a search adds many settings, but the changed budget already tells that.
+    # Enabling a search adds many settings; the changed budget already explains them.
     is_explained = bool(causes) and len(one_sided) > _FEW
     return causes if is_explained else causes + _describe_one_sided_settings(after, one_sided)
 

@@ -43,7 +43,7 @@ def machine_bytes() -> int:
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes the OOM killer has killed; None if the kernel does not tell."""
+    """Return how many processes the OOM killer has killed; None if the kernel does not report it."""
     groups = (*_cgroup_texts("memory.events"), *_cgroup_texts("memory.oom_control"))
     counts = [
         int(number)

@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements, and interleaved (A/B) measurements of two subjects."""
+"""Statistics of repeated measurements, and interleaved (A/B) measurements."""
 
 from __future__ import annotations
 
@@ -80,26 +80,26 @@ FEW_PAIRS_MARGIN: Final = 0.2
 
 # The significance level of the median's confidence interval, small because it is tested after each pair.
 _ERROR: Final = 0.01
-# Subjects whose ratio is this close to 1 count as equally fast.
+# A and B count as equally fast if their ratio is this close to 1.
 _EQUAL: Final = 0.01
 # A ratio is precise if its upper limit is at most this many times its lower limit.
 _PRECISE: Final = 1.1
 
 
 class PairedTimes(NamedTuple):
-    """Paired seconds of an interleaved measurement of two subjects."""
+    """Paired seconds of an interleaved A/B measurement."""
 
     first: tuple[float, ...]
     second: tuple[float, ...]
 
     @property
     def ratios(self) -> list[float]:
-        """The first subject's time relative to the second's, for each pair."""
+        """A's time relative to B's, for each pair."""
         return [a / b for a, b in zip(self.first, self.second, strict=True)]
 
     @property
     def ratio(self) -> float:
-        """The median of the ratios; below 1 the first subject is faster."""
+        """The median of the ratios; below 1, A is faster."""
         return median(self.ratios)
 
     @property
@@ -109,12 +109,12 @@ class PairedTimes(NamedTuple):
 
     @property
     def is_faster(self) -> bool:
-        """True if the first subject is faster beyond the noise."""
+        """True if A is faster beyond the noise."""
         return len(self.first) >= MIN_PAIRS and self.limits[1] < 1
 
     @property
     def is_slower(self) -> bool:
-        """True if the first subject is slower beyond the noise."""
+        """True if A is slower beyond the noise."""
         return len(self.first) >= MIN_PAIRS and self.limits[0] > 1
 
     @property
@@ -167,9 +167,9 @@ def _count_outer(pairs: int) -> int:
     return outer
 
 
-def interleave(subjects: Sequence[Callable[[], _T]], number: int) -> list[_T]:
-    """Return each subject's result of round `number`; odd rounds run in reverse order."""
-    results = [subject() for subject in (subjects if number % 2 == 0 else reversed(subjects))]
+def interleave(calls: Sequence[Callable[[], _T]], number: int) -> list[_T]:
+    """Return each call's result of round `number`; odd rounds run in reverse order."""
+    results = [call() for call in (calls if number % 2 == 0 else reversed(calls))]
     return results if number % 2 == 0 else results[::-1]
 
 
@@ -185,7 +185,7 @@ def measure_interleaved(
     bound: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedTimes:
-    """Measure two subjects, which return seconds, interleaved until it is decided which is faster.
+    """Measure A and B, which return seconds, interleaved until it is decided which is faster.
 
     The ratio is compared with `bound`. At least `min_pairs` are measured; after that, no pair begins after `seconds`.
     Up to `precise_pairs`, the ratio must also be precise. `clear_pairs` are enough if all clearly agree; 0 for never.

@@ -22,7 +22,7 @@ Feed: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 """Input name -> array with a batch of samples."""
 
 STATEMENT_SUFFIX = ".intoto.jsonl"
-"""Suffix of provenance statements, which are beside the files that they are about."""
+"""Suffix of provenance statements, which lie beside the files that they describe."""
 
 Size = int | str
 """A tensor size: an integer, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
@@ -35,11 +35,11 @@ OPTIMIZED_OPERATORS: Final = {
     "conv2d": "a convolution over an image",
     "conv3d": "a convolution over a volume, such as a video",
     "grouped_conv2d": "a convolution over an image whose groups have several channels each",
-    "depthwise_conv2d": "a convolution over an image of each channel by itself",
+    "depthwise_conv2d": "a separate convolution of each channel of an image",
     "conv1d_transpose": "a transposed convolution over a sequence",
     "conv2d_transpose": "a transposed convolution over an image",
     "conv3d_transpose": "a transposed convolution over a volume",
-    "matmul": "a matrix product with weights",
+    "matmul": "a matrix multiplication with weights",
     "attention": "softmax of the product of queries and keys, times values",
 }
 """Operators with optimized CPU kernels; a recipe can exclude them with `kernels.plain`."""

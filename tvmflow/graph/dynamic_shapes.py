@@ -126,7 +126,7 @@ def size_text(size: IrSize) -> Size:
     """Return a size as text for `core.dimensions`; an int if it is fixed.
 
     Raises:
-        NoSize: It has other terms than names, integers, + - * // % min max.
+        NoSize: It has terms besides names, integers, + - * // % min max.
     """
     size = plain(size)
     if isinstance(size, int | tvm.ir.Var):
@@ -291,7 +291,7 @@ def with_kernel_symbols(
 ) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with its own symbols in place of a model's dimensions, and its size arguments.
 
-    Size arguments are the symbols of the kernel's shapes and of `used` that are not by themselves the size of an axis.
+    Size arguments are the symbols of the kernel's shapes and of `used` that are not the size of any axis.
     Their parameters follow the inputs and precede the results, which are the last `results` parameters.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]

@@ -13,7 +13,7 @@ from tvm import relax
 from tvmflow.graph import ir
 from tvmflow.graph.rewriter import MainRewriter, rewrite_main
 
-# A result with more elements is not folded if it is larger than its operands: it stays, for instance, a broadcast.
+# A result with more elements is folded only if it is no larger than its operands: a broadcast, for example, stays.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
 
 

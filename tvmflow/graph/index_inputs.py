@@ -39,8 +39,8 @@ class FoundIndices(NamedTuple):
 def find_indices(main: relax.Function) -> FoundIndices:
     """Return the tensors that indices in an imported `main` are computed from.
 
-    Comparing these tensors shows more than comparing outputs that are indices (of ten scores, only which is the largest)
-    or that an index selects. Variables that are inputs, weights or outputs are left out.
+    Comparing these tensors shows more than comparing indices (which of ten scores is the largest) or selected values.
+    Variables that are inputs, weights or outputs are left out.
     """
     values = ir.DataFlow(main).values
     order = {binding.var: index for index, binding in enumerate(ir.list_bindings(main.body))}

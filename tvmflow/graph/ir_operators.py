@@ -170,8 +170,8 @@ class Recurrent(ModelOperator):
 class NonMaxSuppression(ModelOperator):
     """Non-maximum suppression class by class, as in ONNX.
 
-    Its operands are boxes (n, boxes, 4), scores (n, classes, boxes), and three tensors of one element: the most boxes of
-    a class, the overlap above which a box is left out, and the least score. Its results are the selected rows, followed
+    Its operands are boxes (n, boxes, 4), scores (n, classes, boxes), and three tensors of one element: the maximum
+    number of boxes per class, the IoU threshold and the score threshold. Its results are the selected rows, followed
     by rows of 0, and the number of selected rows.
 
     Attributes:
@@ -201,7 +201,7 @@ class MultiboxDetection(ModelOperator):
 
     Attributes:
         top: The number of candidates that are compared; 0 for all.
-        threshold: The overlap from which the candidate with the lower score is removed.
+        threshold: The IoU from which the candidate with the lower score is removed.
         ignores_class: Whether candidates of different classes are compared too.
         suppresses: Whether candidates are compared at all.
     """
@@ -227,7 +227,7 @@ class BoxNms(ModelOperator):
         top: The number of candidates that are compared.
         first: The column of the first of a box's four coordinates.
         class_column: The column of the class; -1 to compare boxes across classes.
-        threshold: The overlap above which the box with the lower score is removed.
+        threshold: The IoU above which the box with the lower score is removed.
         is_centered: Whether boxes are given as x, y, width, height instead of as corners.
     """
 

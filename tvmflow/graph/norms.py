@@ -41,7 +41,7 @@ class _NormSimplifier(MainRewriter):
             return super().visit_tuple_getitem_(item)
         data, *weights = (self.visit_expr(argument) for argument in norm.args)
         emit, dtype = self.emit, ir.dtype_of(norm.args[0])
-        # Computed in float32, because float16 variances may be as small as the epsilon.
+        # Compute in float32, because float16 variances may be as small as the epsilon.
         wide = "float64" if dtype == "float64" else "float32"
         gamma, beta, mean, variance = (self.cast(weight, wide) for weight in weights)
         epsilon = relax.const(float(norm.attrs.epsilon), wide)

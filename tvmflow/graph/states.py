@@ -73,7 +73,7 @@ _VIEWS: Final = ir.operators(
 
 
 def _find_other_reader(flow: ir.DataFlow, present: Any, length: IrSize) -> str:
-    """Return an operator that reads rows not whole or not in a matmul, as attention does; else empty."""
+    """Return an operator that does not read whole rows in a matmul, as attention does; else empty."""
     left = [flow.values[present]]
     while left:
         for reader in flow.list_readers(left.pop()):

@@ -242,7 +242,7 @@ class NativeProgram:
     Raises:
         OSError: The system cannot load it.
         AttributeError: It lacks symbols of such a library.
-        BundleError: Its interface has another version, or its dimensions differ from the signature.
+        BundleError: Its interface version is not supported, or its dimensions differ from the signature.
         EnvironmentProblem: The machine lacks memory, threads or an instruction set.
     """
 

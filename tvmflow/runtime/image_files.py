@@ -33,7 +33,7 @@ _ARRAYS: Final = (
 _FORMATS: Final = tuple("BMP GIF JPEG PNG PPM TIFF WEBP".split())
 # To read the pixels of these images, Pillow runs another program (Ghostscript).
 _DRAWN_BY_PROGRAMS: Final = "EPS"
-# A quarter of a GiB in RGB, from which Pillow itself warns.
+# A quarter of a GiB in RGB; Pillow itself warns from this size on.
 _MAX_PIXELS: Final = 89_478_485
 # The limit of JPEG. A limit is needed because resampling stores weights for each pixel of a row.
 _MAX_SIDE: Final = (1 << 16) - 1

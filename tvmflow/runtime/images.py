@@ -203,7 +203,7 @@ def _find_layout(layout: Json, spec: TensorSpec) -> str:
         )
     is_number = spec.dtype.startswith(("float", "int", "uint"))
     if not is_number:
-        raise ImageMismatch(f"images are for inputs of numbers, not of {spec.dtype}")
+        raise ImageMismatch(f"images are for numeric inputs, not for {spec.dtype}")
     if layout is not None and layout not in LAYOUTS:
         raise ImageMismatch("layout is unknown", "layout")
     fitting = [name for name in LAYOUTS if spec.shape[name.index("C")] in COLOURS.values()]

@@ -56,7 +56,7 @@ class Labels(NamedTuple):
         return {**self._asdict(), "names": list(self.names)}
 
     def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
-        """Raise ValueError, with a sentence for the user, if an output has not one score for each name."""
+        """Raise ValueError, with a sentence for the user, if an output does not have one score per name."""
         scores = math.prod(output.shape[1:])
         takes = f"the output '{output.name}' is {output.dtype}{list(output.shape)}"
         if scores != len(self.names):
@@ -98,7 +98,7 @@ class Labels(NamedTuple):
         return normalized
 
     def is_probability(self, scores: Array) -> bool:
-        """Return whether scores are probabilities: the last operator tells, or else their sums are 1."""
+        """Return whether scores are probabilities: by the last operator, or else because their sums are 1."""
         import numpy as np
 
         if self.activation:
@@ -133,7 +133,7 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
     if names == [""]:
         raise ValueError("it has no names")
     if "" in names:
-        raise ValueError(f"its line {names.index('') + 1} is empty: write one name a line")
+        raise ValueError(f"its line {names.index('') + 1} is empty: write one name per line")
     for number, name in enumerate(names, 1):
         if not name.isprintable():
             raise ValueError(f"its line {number} has a control character: {quoted(name)}")

@@ -164,7 +164,7 @@ _DAMAGED: Final = (errno.EINVAL, None)
 
 
 def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
-    """Return the arrays of an npz file by name; StageError if it is damaged or has other content."""
+    """Return the arrays of an npz file by name; StageError if it is damaged or no npz file."""
     return _read_npz(file, source, _read_array)
 
 
@@ -225,7 +225,7 @@ def _explain_reading(error: OSError, source: str) -> EnvironmentProblem:
 
 
 def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arrays of an archive; ValueError if it has other content or exceeds the limit in bytes."""
+    """Return the arrays of an archive; ValueError for other entries or beyond the limit in bytes."""
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) > _MAX_ARRAYS:
         raise ValueError(f"it holds {len(entries):,} arrays, and the limit is {_MAX_ARRAYS:,}")

@@ -477,7 +477,7 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
     For stacked samples, each output gets an additional first axis of samples.
 
     Raises:
-        StageError: when an output has other sizes in other batches, besides the number of samples.
+        StageError: when sizes of an output differ between batches, besides the number of samples.
     """
     import numpy as np
 

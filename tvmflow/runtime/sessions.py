@@ -231,7 +231,7 @@ class _Generation:
     """Generation with a session, whose only inputs must be tokens, and optionally positions and masks.
 
     Raises:
-        BundleError: The model has other inputs, or its logits are not found.
+        BundleError: The model has further inputs, or its logits are not found.
     """
 
     def __init__(

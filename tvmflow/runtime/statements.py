@@ -41,8 +41,8 @@ _MAX_PROBLEM: Final = 300
 class Statement(NamedTuple):
     """A statement that was read from a file.
 
-    `subjects` maps each file that it is about, by name in the statement's folder, to its sha256. `names` maps each sha256
-    to the first file that has it. The rest of `body` is unchecked.
+    `subjects` maps each file that it describes, by name in the statement's folder, to its sha256. `names` maps each
+    sha256 to the first file that has it. The rest of `body` is unchecked.
     """
 
     subjects: Mapping[str, str]

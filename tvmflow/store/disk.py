@@ -26,7 +26,7 @@ from tvmflow.core.files import flush_file, read_regular, sync, temporary_name
 
 # The errors of reading a folder, a pipe, a loop of links, or a bad sector.
 _UNREADABLE = (errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.EIO)
-# The most attempts to write a file whose temporary file other runs delete as a leftover.
+# The maximum number of attempts to write a file whose temporary file other runs delete as a leftover.
 _ATTEMPTS = 5
 
 
@@ -88,7 +88,7 @@ class StoreFolder:
 
     def open_lock(self, path: str) -> int:
         """Return a descriptor of a lock file in the store, which is created if missing."""
-        # Asked only once, because the lock's holder may remove the file at any time, which is not damage.
+        # Check this only once: the lock's holder may remove the file at any time, which is not damage.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
                 self.set_aside(path)
@@ -274,7 +274,7 @@ def hold_lease(root: str) -> Iterator[int]:
     try:
         yield descriptor
     finally:
-        # Removed before it is unlocked, so that nobody takes it for stale.
+        # Remove the lease before it is unlocked, so that nobody takes it for stale.
         with contextlib.suppress(OSError):
             os.unlink(path)
         os.close(descriptor)
@@ -429,7 +429,7 @@ def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
 
 def release(folder: StoreFolder, claimed: Claim) -> None:
     """Remove the work folder of a claim after its result was stored."""
-    # Moved away first, because the next process that waits for this key may create the same folder at once.
+    # Rename it first, because the next process that waits for this key may create the same folder at once.
     removed = folder.temporary_path()
     with contextlib.suppress(FileNotFoundError):
         os.rename(claimed.folder, removed)

@@ -388,7 +388,7 @@ def download(
     download.
 
     Raises:
-        DownloadError: when the file cannot be downloaded, or has another digest.
+        DownloadError: when the file cannot be downloaded, or its digest is wrong.
         TimeoutError: when it takes longer than `limit_s`; what was received is kept.
         Interrupted: when a signal ends this process; what was received is kept.
     """
@@ -474,7 +474,7 @@ def _download_missing(job: _Job) -> None:
         if source.start != offset or not offset:
             job.discard_part()
             if source.start:
-                raise _TemporaryProblem("the server sent another range than the requested one")
+                raise _TemporaryProblem("the server sent a range that was not requested")
         if source.total > job.max_bytes:
             limit = size_text(job.max_bytes)
             raise job.error(f"it has {size_text(source.total)}, and the limit is {limit}")

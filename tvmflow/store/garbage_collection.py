@@ -295,7 +295,7 @@ def _remove_work_folder(path: Path, size: int) -> int | None:
         try:
             handle = stack.enter_context((path / "claim").open("ab"))
             lock(handle.fileno(), wait=False)
-            # Moved away first, as in `disk.release`: a process that waits for this key creates the same folder at once.
+            # Rename it first, as in `disk.release`: a process that waits for this key creates the same folder at once.
             removed = path.parent.parent / "tmp" / temporary_name()
             removed.parent.mkdir(exist_ok=True)
             path.rename(removed)

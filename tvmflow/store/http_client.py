@@ -140,7 +140,7 @@ class TransferError(Exception):
 
 
 class Corrupt(TransferError):
-    """The received content has another digest or size than requested."""
+    """The received content's digest or size differs from the requested one."""
 
 
 class Unreachable(TransferError):
@@ -508,7 +508,7 @@ def bearer(token: str, origin: str) -> Credential:
     """Return a token as a credential."""
     if not token.isascii() or not token.isprintable():
         text = f"{origin} contains characters that cannot be sent"
-        raise EnvironmentProblem(text, fix="set it to the token alone, without a line break")
+        raise EnvironmentProblem(text, fix="set it to only the token, without a line break")
     return Credential(f"Bearer {token}", origin)
 
 

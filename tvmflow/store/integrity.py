@@ -72,7 +72,7 @@ def check_integrity(
             if _set_aside_blob(store, digest):
                 findings.append(Finding("blob", digest, affected=references.get(digest, ())))
             progress(done, total)
-        # Searched again, because a run may have added the blob while others were read.
+        # Search again, because a run may have added the blob while others were read.
         findings += [
             Finding("blob", digest, "missing", titles)
             for digest, titles in references.items()

@@ -519,7 +519,7 @@ def forget_failure(store: LocalStore, stage_id: str) -> None:
 def find_failure(store: LocalStore, stage_id: str) -> Failure | None:
     """Return how a stage's last attempt failed; None if it succeeded or no failure is noted."""
     text = store.notes.read(_FOLDER, *_names(stage_id))
-    # There is no note, or it has another version's format.
+    # There may be no note, or one in the format of another version.
     with contextlib.suppress(ValueError):
         failure = from_json(Failure, json.loads(text or ""))
         return failure._replace(log=existing_log(failure.log))

@@ -60,7 +60,7 @@ from tvmflow.store.http_client import (
 DOCKER_HUB: Final = ("docker.io", "index.docker.io")
 AUTH_SERVERS_VARIABLE: Final = "TVMFLOW_AUTH_SERVERS"
 
-# Public registries whose token server has another host.
+# Public registries whose token server is on a different host.
 _AUTH_SERVERS: Final = {
     "docker.io": "auth.docker.io",
     "index.docker.io": "auth.docker.io",
@@ -171,7 +171,7 @@ def _check_realm(
     server = parts.netloc.lower()
     if origin_of(target) == origin_of(url):
         return parts
-    text = f"it names {shown} as its token server, which is another host than {host}"
+    text = f"it names {shown} as its token server, which is a different host than {host}"
     fix = (
         f"if it is the token server of this registry, set ${AUTH_SERVERS_VARIABLE}={host}={server}"
     )

@@ -60,7 +60,7 @@ _SERVER: Final = _x86("x86-64-v3")
 # The extensions that Linux distributions for RISC-V require, plus the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
 _WASM: Final = _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1)
-# The CPUs of NVIDIA's boards, shared by the presets for their GPUs and for the CPU alone.
+# The CPUs of NVIDIA's boards, shared by the presets for their GPUs and for only the CPU.
 _NANO: Final = _arm("cortex-a57", num_cores=4)
 _TX2: Final = _arm("cortex-a57")
 _XAVIER: Final = _arm("carmel")

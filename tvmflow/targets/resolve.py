@@ -65,7 +65,7 @@ class ResolvedTarget(NamedTuple):
 
     @property
     def measured_isa_level(self) -> ResolvedTarget:
-        """The highest ISA level that this machine runs, which it measures; without levels, the target itself."""
+        """The ISA level to measure here: the highest that this CPU supports, or else the target itself."""
         runnable = [level for level in self.levels if not level.unrunnable_reason]
         return (runnable or self.levels or (self,))[-1]
 

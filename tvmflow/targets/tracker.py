@@ -148,7 +148,7 @@ class _Connection:
     def greet(self) -> None:
         self._socket.sendall(struct.pack("<i", _MAGIC))
         if struct.unpack("<i", self._read(4)) != (_MAGIC,):
-            raise ValueError("another service than an RPC tracker answers there")
+            raise ValueError("the service that answers there is not an RPC tracker")
 
     def send(self, message: Json) -> None:
         data = json.dumps(message).encode()

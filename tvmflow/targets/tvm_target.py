@@ -31,7 +31,7 @@ def split_threads(tvm: TvmTarget) -> tuple[dict[str, Json], int | None]:
 
 
 def with_threads(tvm: TvmTarget, threads: int | None) -> dict[str, Json]:
-    """Return the target for a search whose candidates run with this many threads (None: as it is)."""
+    """Return the target for a search whose candidates run with this many threads (None: unchanged)."""
     return dict(tvm) if threads is None else {**tvm, _THREADS: threads}
 
 

@@ -17,7 +17,7 @@ from tvmflow.tuning.ledger import WorkloadRecords
 from tvmflow.tuning.trials import Trial
 
 WARMUP_TRIALS: Final = 3
-"""The number of trials of each workload before any gets a batch; with less, the heaviest are first."""
+"""Trials per workload before any gets a batch; a smaller budget serves the heaviest workloads first."""
 
 BATCH_SIZE: Final = 16
 """The number of trials in a batch: after the warm-up, a workload gets this many at a time."""
@@ -30,8 +30,8 @@ _MIN_BATCH_GAIN: Final = 0.001
 # Workloads whose next batches together save less than this share of an inference get none: a comparison of libraries
 # would not show such a gain, and finalists that gain less of a kernel are not kept.
 _MIN_SHOWN_GAIN: Final = 0.02
-# Every this many trials halve the gain that still seems possible down to the roofline, and slow trials reduce it
-# further: if no trial beats the schedule rule, the rule's kernel is near its limit, however far it is from the
+# After each this many trials, the gain that still seems possible (down to the roofline) halves; slow trials reduce it
+# further. If no trial beats the schedule rule, the rule's kernel is near its limit, even if that is far from the
 # machine's peak.
 _HALVING_TRIALS: Final = 2
 # On a busy machine, noise may make a trial faster than the untuned kernel by up to this share.
@@ -40,7 +40,7 @@ _NOISE: Final = 0.1
 # The weight of a workload's recent gain against the gain that is still possible: alpha of Ansor (Zheng et al., OSDI
 # 2020, section 6.2).
 _RECENT_GAIN_WEIGHT: Final = 0.2
-# In the estimate of the further gain, a trial without a gain counts as this many trials more.
+# In the estimate of the further gain, a trial without a gain counts as this many additional trials.
 _NO_GAIN_WEIGHT: Final = 4.0
 # The assumed speed of a workload without any known time.
 _ASSUMED_FLOPS_PER_S: Final = 1e9
@@ -187,7 +187,7 @@ class Budget:
         times = [share.calls * share.untuned_s for share in ordered]
         # If the time of an inference is unknown, every expected gain is worth a batch.
         self._is_timed = 0 < sum(times) < math.inf
-        # If a roofline is unknown, the possible gain is overestimated and cannot tell when to end.
+        # If a roofline is unknown, the possible gain is overestimated and does not show when to end.
         is_limited = self._is_timed and all(share.least_s for share in shares)
         self._ends_by_trials = is_limited and rules.patience is None
         if self._is_timed:
@@ -317,11 +317,11 @@ class Budget:
 
 # Longer intervals between two trials separate two searches.
 _LONGEST_PAUSE_S: Final = 60.0
-# The fewest intervals between trials that are enough to estimate their pace.
-_FEWEST_INTERVALS: Final = 8
+# The minimum number of intervals between trials from which their pace is estimated.
+_MIN_INTERVALS: Final = 8
 # A workload is searched again if its share of the model's time grew by more than this factor since its search ended:
 # the earlier search was for a larger model.
-_MOST_SHARE_GROWTH: Final = 2.0
+_MAX_SHARE_GROWTH: Final = 2.0
 
 
 # ---------------------------------------------------------------- forecast
@@ -386,7 +386,7 @@ def workload_shares(
             end is not None
             and end.budget >= (math.inf if rules.minutes is None else rules.minutes, rules.trials)
             and len(known) >= end.trials
-            and time_shares[task.key] <= _MOST_SHARE_GROWTH * end.share
+            and time_shares[task.key] <= _MAX_SHARE_GROWTH * end.share
         )
         finished_after = len(known) if is_finished else None
         shares.append(
@@ -472,4 +472,4 @@ def measure_pace(trials: Iterable[Trial]) -> float | None:
     intervals = [after - before for before, after in itertools.pairwise(times)]
     intervals = [seconds for seconds in intervals if seconds < _LONGEST_PAUSE_S]
     # Trials end in batches, with few long and many short intervals: take the mean, not the median.
-    return sum(intervals) / len(intervals) if len(intervals) >= _FEWEST_INTERVALS else None
+    return sum(intervals) / len(intervals) if len(intervals) >= _MIN_INTERVALS else None

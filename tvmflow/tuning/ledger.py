@@ -708,7 +708,7 @@ class Ledger:
     def describe(self, key: str, description: WorkloadDescription, mod: str = "") -> None:
         """Record the description of a workload and its saved module, if given.
 
-        A known description is replaced only if the given module is new or another one.
+        A known description is replaced only if the given module is new or differs from the saved one.
 
         Raises:
             StoreError: The notes cannot be written.

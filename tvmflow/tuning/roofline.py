@@ -1,7 +1,7 @@
 """The roofline: the speed of kernels against the machine's peak (Williams et al. 2009).
 
 The bandwidth depends on the kernel's working set: it is the bandwidth of the cache (or memory) that the data fit
-into, as in the cache-aware roofline of Ilic et al. (2014). A kernel that is timed alone finds its data there.
+into, as in the cache-aware roofline of Ilic et al. (2014). A kernel that is timed in isolation finds its data there.
 """
 
 from __future__ import annotations

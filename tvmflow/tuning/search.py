@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # The remaining time is shown after this many trials: the first ones are slow.
-_FEWEST_TRIALS: Final = 8
+_MIN_TRIALS: Final = 8
 # Untuned kernels that take longer are timed once.
 _SLOW_S: Final = 0.1
 # Up to this many of the best schedules on similar targets are measured first. A similar target has the same code, but
@@ -390,7 +390,7 @@ class Tuning:
         limits = [] if math.isinf(limit) else [max(limit - self._spent_s(), 0.0)]
         is_unlimited = self._options.rules.trials >= UNLIMITED_TRIALS
         if self._first_trial_s is not None and not is_unlimited:
-            if measured >= _FEWEST_TRIALS:
+            if measured >= _MIN_TRIALS:
                 pace = (now - self._first_trial_s) / measured
                 limits.append((self._options.rules.trials - done) * pace)
             else:
@@ -746,6 +746,6 @@ def _has_choices(trace: Json) -> bool:
 
 
 def _derive_seed(seed: int, key: str, trials: int) -> int:
-    """Return a seed (1 to 2³¹-1, as TVM requires) for one workload; another one after each resumption."""
+    """Return a seed (1 to 2³¹-1, as TVM requires) for one workload; each resumption has its own."""
     digest = hashlib.sha256(f"{seed}:{key}:{trials}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1

@@ -188,7 +188,7 @@ class SearchTime(NamedTuple):
 
 
 class SearchEnd(NamedTuple):
-    """A note that a search ended by itself, so that the workload gets no more trials of this budget.
+    """A note that a search ended before its budget, so that the workload gets no more trials of it.
 
     Attributes:
         search: The name of the search, with everything that influences it except its budget.
@@ -216,8 +216,8 @@ class ChoiceTimes(NamedTuple):
 
     Attributes:
         choice: The alternative to the rule's choice.
-        seconds: Seconds of all kernels of the operator in a call of the library with the alternative.
-        rule_seconds: The same seconds in the library by rule.
+        seconds: Total times of the operator's kernels per call, in the library with the alternative.
+        rule_seconds: The same in the library with the rule's choice.
         calls: How often a call of the library computes the operator.
     """
 
@@ -297,7 +297,7 @@ def parse_line(line: bytes) -> Record | None:
     """Return the record in one line of a ledger file; None for a blank one, or a newer version.
 
     Raises:
-        ValueError: The line has other content; the message says what is wrong.
+        ValueError: The line is not a record; the message says why.
     """
     if not line.strip():
         return None
@@ -342,30 +342,30 @@ def _check(record: Record) -> None:
         return
     if isinstance(record, ChoiceTimes):
         if not record.seconds or len(record.seconds) != len(record.rule_seconds):
-            raise ValueError("the field 'seconds' has another number of times than there are turns")
+            raise ValueError("the field 'seconds' does not have one time per round")
         return
     if isinstance(record, FinalistsRecord):
-        subjects: tuple[tuple[float, ...], ...] = (record.untuned, *record.samples)
+        kernels: tuple[tuple[float, ...], ...] = (record.untuned, *record.samples)
     elif isinstance(record, LibraryRecord):
-        subjects = (record.tuned, record.untuned)
+        kernels = (record.tuned, record.untuned)
     else:
         return
     if not record.sizes:
         return
     counts = [[len(row) for row in rows] for rows in record.sizes]
-    number = max(map(len, counts))
-    if len(counts) != len(subjects) or any(
-        row != [len(samples)] * number and (row or samples)
-        for row, samples in zip(counts, subjects, strict=True)
+    sizes = max(map(len, counts))
+    if len(counts) != len(kernels) or any(
+        row != [len(samples)] * sizes and (row or samples)
+        for row, samples in zip(counts, kernels, strict=True)
     ):
-        raise ValueError("the field 'sizes' has other numbers of times than there are turns")
+        raise ValueError("the field 'sizes' does not have one time per round")
 
 
 def _check_trial(trial: Trial) -> None:
     if bool(trial.run_secs) == bool(trial.failure):
         raise ValueError("a trial has either times or a failure")
     if any(len(seconds) != len(trial.run_secs) for seconds in trial.size_secs):
-        raise ValueError("a trial has other numbers of repeats at some sizes")
+        raise ValueError("a trial's number of repeats differs between sizes")
     if not traces.has_form(trial.trace):
         raise ValueError("its trace is malformed")
     if problem := traces.find_problem(trial.trace):

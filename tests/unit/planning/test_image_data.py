@@ -216,7 +216,7 @@ def test_labels_are_read_when_a_run_is_planned(folder: Path) -> None:
     (folder / "labels.txt").write_text("dog\n\ncat\n")
     message = problem(folder)
     assert message == (
-        "net.yaml:labels: labels: labels.txt cannot be read: its line 2 is empty: write one name a line"
+        "net.yaml:labels: labels: labels.txt cannot be read: its line 2 is empty: write one name per line"
     )
 
 

@@ -56,7 +56,7 @@ def test_what_does_not_fit_the_model_is_an_error(labels: Path) -> None:
     labels.write_text("cat\ndog\n")
     with pytest.raises(StageError, match="there are 2 names, and 3 scores for a sample") as caught:
         describe_images({}, SIGNATURE, labels)
-    assert caught.value.exit_code == 1 and "one name a line" in caught.value.fix
+    assert caught.value.exit_code == 1 and "one name per line" in caught.value.fix
 
 
 def test_the_last_operator_tells_what_scores_are(tmp_path: Path) -> None:

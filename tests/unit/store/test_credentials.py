@@ -124,5 +124,5 @@ def test_a_private_server_is_not_asked_for_a_registry_elsewhere(
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setattr(HttpClient, "request", None)
-    with pytest.raises(LoginError, match=r"which is another host than .*, and not"):
+    with pytest.raises(LoginError, match=r"which is a different host than .*, and not"):
         log_in("registry.example.org", PUBLIC, [f'Bearer realm="{realm}"'], (), HttpClient(1.0))

@@ -262,7 +262,7 @@ def test_a_slow_remote_cache_costs_no_more_than_it_may_save(cache: Cache, tmp_pa
     assert set(outcomes(report).values()) == {"ran"}
     (message,) = machine.messages
     assert message.startswith(f"{cache.url}: it is slow: ")
-    assert message.endswith("not worth more; this run continues without it")
+    assert message.endswith("not worth more waiting; this run continues without it")
     # asked one after the other, they would be four, each with two attempts; a busy machine adds to each
     assert 0 < len(cache.requests) <= 3
 

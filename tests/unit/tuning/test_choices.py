@@ -88,7 +88,7 @@ def test_what_tvmflow_does_not_choose_is_refused(choice: Any) -> None:
 
 def test_times_of_other_numbers_of_turns_are_refused() -> None:
     line = canonical({**record_to_json(times(4, 1e-3)), "seconds": [1e-3, 1e-3]})
-    with pytest.raises(ValueError, match="another number of times"):
+    with pytest.raises(ValueError, match="does not have one time per round"):
         parse_line(line)
 
 

@@ -133,7 +133,7 @@ def test_a_trial_keeps_the_times_of_each_size() -> None:
     assert parse_line(canonical(record_to_json(opened))) == opened
     assert "size_secs" not in record_to_json(trial(1))
     odd = opened._replace(size_secs=((1.0,), (4.0, 8.0)))
-    with pytest.raises(ValueError, match="repeats at some sizes"):
+    with pytest.raises(ValueError, match="repeats differs between sizes"):
         parse_line(canonical(record_to_json(odd)))
 
 

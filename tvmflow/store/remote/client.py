@@ -343,7 +343,7 @@ class Uploader:
         if not self._connection.access.writes:
             return
         self._attempted.discard(item)
-        # Noted first, so that a later process uploads it if this one is killed.
+        # Write the note first, so that a later process uploads the result if this one is killed.
         self.spool.keep(text, item)
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(item)

@@ -111,7 +111,7 @@ class RemoteConnection:
     """A connection to a remote cache for a run or command. Thread-safe.
 
     Fetches and uploads have separate circuit breakers. Methods raise the errors of `RemoteCache`, and Corrupt if a
-    fetched blob has another digest or size.
+    fetched blob has a wrong digest or size.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RemoteConnection:
         """Write a blob to a new file and verify it as it arrives; return whether it exists.
 
         Raises:
-            Corrupt: when the content has another digest or size.
+            Corrupt: when the content's digest or size is wrong.
             TransferError: when the remote cache does not answer.
             StoreError: when the file cannot be written.
             Interrupted: when the run was cancelled.
@@ -305,7 +305,7 @@ class CircuitBreaker:
             raise Unreachable(f"no answer within {limit_s:.2g} s")
         raise Unreachable(
             f"it is slow: {count_text(self.budget.requests, 'request')} took "
-            f"{self.budget.spent_s:.1f} s, and all that it may save is not worth more"
+            f"{self.budget.spent_s:.1f} s, and the time that it can save is not worth more waiting"
         )
 
     def _count_failure(self, problem: Unreachable, seconds: float) -> None:
@@ -328,7 +328,7 @@ class CircuitBreaker:
 # A run's total wait for a remote cache is limited to this share of the work that may be saved …
 _SHARE_OF_WORK: Final = 0.5
 # … but is at least this long.
-_LEAST_S: Final = 1.0
+_MIN_S: Final = 1.0
 
 
 class TimeBudget:
@@ -349,7 +349,7 @@ class TimeBudget:
 
         If this time is unknown, the limit is `unknown_s`.
         """
-        self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _LEAST_S)
+        self.allowed_s = unknown_s if work_s is None else max(_SHARE_OF_WORK * work_s, _MIN_S)
 
     def add_saved(self, seconds: float) -> None:
         """Let the run wait longer, by the time that a fetched result would have taken to make."""

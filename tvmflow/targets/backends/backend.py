@@ -123,7 +123,7 @@ class Backend(ABC):
     def load_runtime(self) -> None:  # noqa: B027 - most have nothing to load
         """Load the device's runtime, besides TVM's; EnvironmentProblem when that is not possible."""
 
-    def load_compiler(self, *, runs: bool) -> None:  # noqa: B027 - TVM mostly does it by itself
+    def load_compiler(self, *, runs: bool) -> None:  # noqa: B027 - TVM mostly does it automatically
         """Prepare this process to compile kernels, and with `runs` to run them; else EnvironmentProblem.
 
         The process may still be forked, until the first kernel runs.

@@ -12,7 +12,7 @@ from tvmflow.targets.backends.backend import Backend, find_host_problem
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 
-_LEAST_THREADS: Final = 16
+_MIN_THREADS: Final = 16
 # Expressions that are frequent in TVM's code -> macros that shorten them.
 _MACROS: Final[Mapping[str, str]] = {
     f"(convert_int(get_{kind}_id({axis})))": f"tf_{kind}{axis}"
@@ -32,7 +32,7 @@ class OpenclBackend(Backend):
     ENVIRONMENT_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
     SEARCH_RULES = "cuda"
     INTRINSICS = ("cuda",)
-    NO_BFLOAT16 = "OpenCL has float16 alone (precision: mixed)"
+    NO_BFLOAT16 = "OpenCL has only float16 (precision: mixed)"
     NO_RPC = "libraries for OpenCL have a runtime of their own"
     # The limits that OpenCL guaranteed for a GPU of 2012.
     LIMITS: ClassVar[Mapping[str, Json]] = {
@@ -49,8 +49,8 @@ class OpenclBackend(Backend):
             value = tvm.get(limit, 1)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 return f"{limit} must be a number of at least 1"
-        if tvm.get("max_threads_per_block", _LEAST_THREADS) < _LEAST_THREADS:
-            return f"max_threads_per_block must be at least {_LEAST_THREADS}"
+        if tvm.get("max_threads_per_block", _MIN_THREADS) < _MIN_THREADS:
+            return f"max_threads_per_block must be at least {_MIN_THREADS}"
         return ""
 
     def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from tvmflow.targets.backends.backend import Backend
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
-_BROWSERS_ALONE: Final = "browsers alone run code for WebGPU"
+_ONLY_BROWSERS: Final = "only browsers run code for WebGPU"
 
 
 class WebgpuBackend(Backend):
@@ -25,7 +25,7 @@ class WebgpuBackend(Backend):
     HAS_INT64 = False
     NO_FLOAT16 = "float16 is optional in WebGPU"
     NO_BFLOAT16 = "WGSL has no bfloat16"
-    NO_RPC = _BROWSERS_ALONE
+    NO_RPC = _ONLY_BROWSERS
     # Limits that every implementation supports: https://www.w3.org/TR/webgpu/#limits
     LIMITS: ClassVar[Mapping[str, Json]] = {
         "max_num_threads": 256,
@@ -46,12 +46,12 @@ class WebgpuBackend(Backend):
 
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
         """Return that only browsers run the code."""
-        return _BROWSERS_ALONE
+        return _ONLY_BROWSERS
 
 
 def refuse(reason: str) -> StageError:
     """Return the error for a model that needs something that WebGPU lacks."""
     return StageError(
         f"this model cannot run by WebGPU: {reason}",
-        fix="name the preset wasm32-wasi in place of browser: the package then has WebAssembly alone",
+        fix="name the preset wasm32-wasi in place of browser: the package then has only WebAssembly",
     )

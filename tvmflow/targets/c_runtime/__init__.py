@@ -89,7 +89,7 @@ _ARCHS: Final[Mapping[str, Collection[str]]] = {
 _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
 # For a single call, more threads than this do not pay off; a program may ask for more.
-_MOST_DEFAULT_THREADS: Final = 64
+_MAX_DEFAULT_THREADS: Final = 64
 # The size of a context on a microcontroller without its tensors, in bytes; the runtime checks that it suffices.
 _CONTEXT_BYTES: Final = 512
 # The bytes, with padding, of each value that depends on dynamic sizes.
@@ -413,7 +413,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "title": model.name,
         "tensors": write_tensor_comment(model.signature),
         "places": "\n".join(places),
-        "threads": str(_MOST_DEFAULT_THREADS),
+        "threads": str(_MAX_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
         "needs": ", and the driver of the device" if model.executor else "",
     }
@@ -497,7 +497,7 @@ def _write_model(model: DescribedModel) -> str:
         "#define _GNU_SOURCE",
         f"#define TF(name) {name}_##name",
         f"#define TF_STATUS(name) {name.upper()}_##name",
-        f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
+        f"#define TF_DEFAULT_THREADS {_MAX_DEFAULT_THREADS}",
         *(["#define TF_THREADS"] if model.system not in _SERIAL else []),
         f"#define TF_CONTEXT_BYTES {_context_bytes(model)}",
         *(["#define TF_FREESTANDING"] if model.system == "none" else []),
@@ -524,7 +524,7 @@ def _write_model(model: DescribedModel) -> str:
 
 
 def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
-    """Yield for each input and output the error message if a caller passes another size."""
+    """Yield the error message for a wrong size of each input and output."""
     for word, direction in (("input", "inputs"), ("output", "outputs")):
         for tensor in signature[direction]:
             spec = TensorSpec.from_json(tensor)

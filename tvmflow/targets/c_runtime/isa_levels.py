@@ -59,7 +59,7 @@ def join_constants(
         begin, _ = find_data(compiled[constants])
         digests[level] = []
         for size, digest in json.loads(compiled[PLACES].read_text()):
-            # The same constant may have another number of trailing zeros in another level: the longest is kept.
+            # The number of a constant's trailing zeros may differ between levels: the longest version is kept.
             if digest not in pieces or pieces[digest][2] < size:
                 pieces[digest] = (compiled[constants], begin, size)
             begin += padded(size)

@@ -41,7 +41,7 @@ def call_zig(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
         check=False,
     )
     if done.returncode != 0:
-        # Checked before the caller removes the folder, and with it what fills the disk.
+        # Check the disk before the caller removes the folder, and with it the files that fill the disk.
         places = [str(folder), *(path for name, path in environment.items() if name in caches)]
         if problem := find_disk_problem(places, done.stderr):
             raise problem
@@ -54,7 +54,7 @@ def run_zig(folder: Path, *arguments: str, action: str = "linking") -> None:
     if done.returncode != 0:
         raise StageError(
             f"{action} failed: {done.stderr.strip() or done.returncode}",
-            fix="run `tvmflow doctor`; it checks the linker by itself",
+            fix="run `tvmflow doctor`; it checks the linker separately",
         )
 
 
