@@ -318,7 +318,7 @@ def walk(hour: Hour, folder: Path | None = None) -> str:
         folder: An empty folder, which stays; None for one that does not.
 
     Raises:
-        SystemExit: when a command has another exit code than a user is told to expect.
+        SystemExit: when a command's exit code differs from the documented one.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="first-hour-") as name:

@@ -202,7 +202,7 @@ def editor_schema() -> dict[str, Json]:
 
 
 def catalog() -> dict[str, Json]:
-    """Return a catalog in the format of SchemaStore, which tells editors what the schemas are for."""
+    """Return a catalog in the format of SchemaStore, from which editors learn the schemas' purpose."""
     entry = {
         "name": "tvmflow",
         "description": "Recipes and pipelines of tvmflow",

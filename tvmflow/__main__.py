@@ -157,8 +157,8 @@ def _run(argv: list[str]) -> int:
         if text is not None:
             sys.stdout.write(text)
             return 0
-    # Little of what a command makes becomes garbage before it ends, and of what has become old hardly
-    # anything: to look for it takes a tenth of the time.
+    # Few of a command's objects become garbage before it ends, and hardly any in the older generations.
+    # Collecting them would take a tenth of the run time, so the thresholds are raised.
     import gc
 
     gc.set_threshold(*_GC_THRESHOLDS)

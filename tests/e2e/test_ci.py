@@ -236,7 +236,7 @@ def test_a_project_below_the_root_of_git_has_its_file_there(
     other = project.call(
         "ci", NAMES[kind], "nets/deep/tiny.yaml", "--output", "x.txt", cwd=top / "ml"
     )
-    assert f"{NAMES[kind]} reads {place} alone" in other.out
+    assert f"{NAMES[kind]} reads only {place}" in other.out
 
 
 def test_files_ask_for_the_extras_that_recipes_need(project: Project) -> None:

@@ -47,7 +47,7 @@ def test_a_library_is_tuned_on_devices_and_then_needs_none(
     first = board.tvmflow("run", "tiny.yaml", "-v")
     assert first.code == 0, first.out + first.err
     assert "tune/board: 6 of 6 trials (6 measured in " in first.out
-    assert "each kernel interleaved with the untuned one" in first.out
+    assert "tuned and untuned kernels, measured interleaved" in first.out
     assert "verify/board: scores agrees with ONNX Runtime" in first.out
     assert (board.folder / "dist/tiny/board/tiny.tvmflow").is_file()
     assert len(board.trials()) == len(set(board.trials())) == 6

@@ -55,7 +55,7 @@ def test_dynamic_shapes_are_printed_to_paste_and_values_leave_the_library(projec
             "tvmflow: net.yaml:1:1: inputs: the model has dynamic dimensions; write this in the recipe, "
             "with a number for each SIZE:\n\n"
             "inputs:\n  x: {shape: [SIZE]}  # float32, [time]\n  mode: {shape: []}  # int64\n\n"
-            "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+            "or, to let one library serve all sizes, write this, with the maximum for each SIZE:\n\n"
             "dimensions:\n  time: {max: SIZE}\n"
             "inputs:\n  x: {shape: [time]}  # float32, [time]\n  mode: {shape: []}  # int64\n"
         )

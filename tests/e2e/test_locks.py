@@ -283,7 +283,7 @@ def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_
     )
     assert other.tvmflow("verify", "releases/all-1.0", "dist").code == 0
     shown = other.tvmflow("inspect", "dist/tiny/host/tiny.so").out
-    assert "passed against ONNX Runtime" in shown and " a call" in shown
+    assert "passed against ONNX Runtime" in shown and " per call" in shown
     compared = other.tvmflow("diff", str(lock), "releases/all-1.0/release.lock.yaml")
     assert "latency" in compared.out
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
 
 JSON_HELP: Final = "print the result as one line of JSON"
-JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
+JSON_LINES_HELP: Final = "print events and results as JSON, one object per line"
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
 _SHORTEST_TIMEOUT_S: Final = 0.01

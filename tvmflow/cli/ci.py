@@ -240,6 +240,6 @@ def _write(service: str, text: str, job: _Job, options: _CiOptions) -> int:
     at, expected = path.resolve(), place.resolve()
     # GitHub reads every file in the folder of workflows.
     is_read = at == expected or (service == "github" and at.parent == expected.parent)
-    when = "commit it, and" if is_read else f"{service} reads {place} alone: with this text there,"
+    when = "commit it, and" if is_read else f"{service} reads only {place}: with this text there,"
     print_notes(options, f"{path}: {when} {service} runs {' '.join(options.recipes)}")
     return EXIT_OK

@@ -135,7 +135,7 @@ def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
     gpu = detect_gpu()
     detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
     # A missing GPU is not a problem, because only CUDA targets need it.
-    yield Finding("NVIDIA GPU, to tune and verify for", True, detail)
+    yield Finding("NVIDIA GPU (only to tune and verify CUDA targets)", True, detail)
     yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
         for probe in (*_PROBES, *_list_reference_probes()):

@@ -152,7 +152,7 @@ def _report_problem(problem: TvmflowError) -> int:
 
     # Raises if stdout cannot be written, which `__main__` reports.
     sys.stdout.flush()
-    # If stderr cannot be written either, only the exit code tells about the problem.
+    # If stderr cannot be written either, only the exit code reports the problem.
     with contextlib.suppress(OSError):
         print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
     if "GITHUB_ACTIONS" in os.environ:

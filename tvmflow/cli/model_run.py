@@ -462,7 +462,7 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
         bound, first = runtime.bound, feed.batches[0]
         expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
         actual = samples.run_samples(module.run, feed)
-        # loads TVM, which reading a bundle does not
+        # This import loads TVM, which reading a bundle does not need.
         from tvmflow.stages.verify.latency import measure_peer
 
         times = measure_peer(module, first, peer, {**first, **bound})

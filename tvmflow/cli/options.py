@@ -114,16 +114,16 @@ def option(
 
 
 def flag(text: str) -> Any:
-    """Return the field of an option without a value."""
+    """Return the dataclass field of a flag: an option that takes no value."""
     return Field(False, {"help": text, "name": ""})
 
 
 # ---------------------------------------------------------------- types of arguments
 
 
-def _integer(what: str, least: int, most: int | None = None) -> Callable[[str], int]:
+def _integer(what: str, minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        if not text.isdecimal() or not minimum <= int(text) <= (maximum or int(text)):
             raise argparse.ArgumentTypeError(f"'{text}' is not a {what}")
         return int(text)
 

@@ -67,7 +67,7 @@ _SHOWN_PATHS: Final = 3
 
 def plan(options: PlanOptions) -> int:
     if options.graph and options.json:
-        fix = "use --json alone: its stages have the edges of the graph as `needs`"
+        fix = "use only --json: its stages have the edges of the graph as `needs`"
         raise UsageError("--graph and --json cannot be combined", fix=fix)
     recipes = options.recipes
     check_output_file(options.output, recipes.recipes)
@@ -243,7 +243,7 @@ def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
             "took": duration_text(link.seconds),
             "saves": duration_text(link.saves_s),
             "saves at best": duration_text(link.saves_at_best_s),
-            "began": f"when {link.cause} {'left its worker' if link.waited_for_worker else 'had ended'}"
+            "began": f"when {link.cause} {'freed a worker' if link.waited_for_worker else 'had ended'}"
             if link.cause
             else "at once",
         }

@@ -123,7 +123,7 @@ class PruneOptions(_RecordsOptions):
     )
     failed: bool = flag("trials that failed")
     older_than: float | None = option("DAYS", "only trials that are older than this", type=days)
-    tvm_other: bool = flag("only trials of another build of TVM than the installed one")
+    tvm_other: bool = flag("only trials of TVM builds that differ from the installed one")
     yes: bool = flag("remove them; without this option nothing is changed")
 
 

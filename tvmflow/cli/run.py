@@ -325,7 +325,7 @@ def lock(options: LockCommandOptions) -> int:
     from tvmflow.engine.run_records import record_run
 
     if options.lock is not None:
-        # Checked before the work, because only a lock file may be overwritten.
+        # Check the path before the work, because only a lock file may be overwritten.
         check_output_file(options.lock, options.recipes.recipes)
         check_kind(options.lock, LOCK)
     store = options.store.open()

@@ -26,7 +26,7 @@ class RunModelOptions(StoreOptions):
         tvmflow run-model net.tvmflow ids=ids.npy scale=scale.txt
         # random inputs with a size for a dynamic dimension, timed
         tvmflow run-model net.tvmflow --size seq=37 --print-time
-        # compared with another runtime
+        # compare with another runtime
         tvmflow run-model net.tvmflow --compare onnxruntime
         # when each kernel ran, and which nodes it computes, for Perfetto
         tvmflow run-model net.tvmflow --trace trace.json

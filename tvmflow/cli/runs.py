@@ -59,7 +59,7 @@ class RunsOptions(StoreOptions):
 
     Examples:
         tvmflow runs
-        # all that is known of the last run, and of the one before
+        # all known facts about the last run, and the one before
         tvmflow show run
         tvmflow show run latest~1
     """
@@ -553,9 +553,9 @@ def _schedule_text(details: KernelDetails) -> str:
         best = "" if details.trials is None else f": the best of {trials}"
         return f"found by a search{best}"
     if details.row.schedule == OWN_SCHEDULE:
-        return "its own: it was written with its loops"
+        return "none: the kernel is hand-written"
     if details.row.schedule == UNSCHEDULED:
-        return "none: it runs as one loop after the other"
+        return "none: its loops run sequentially"
     slower = f"; none of {trials} was faster" if details.trials else ""
     return f"by the rule {details.row.schedule}{slower}"
 
@@ -565,10 +565,10 @@ def _time_text(kernel: _ShownKernel) -> str:
 
     row = kernel.details.row
     calls = "" if row.calls is None else f" in {count_text(row.calls, 'call')}"
-    texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} an inference{calls}"]
+    texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} per inference{calls}"]
     texts += [] if row.share is None else [f"{row.share:.1%} of the time of a call of the library"]
     if not texts and row.alone_s is not None:
-        texts = [f"{latency_text(row.alone_s)} an inference{calls}, measured by itself"]
+        texts = [f"{latency_text(row.alone_s)} per inference{calls}, measured in isolation"]
     if texts:
         return ", ".join(texts)
     if kernel.library.facts.get(Verdict) is not None:
@@ -587,8 +587,10 @@ def _roofline_text(kernel: _ShownKernel) -> str:
         part = f", {details.gflops / peak:.0%} of the machine's peak" if peak else ""
         texts.append(f"{details.gflops:.3g} GFLOPS{part}")
     if details.roofline_share is not None and details.least_s is not None:
-        least = latency_text(details.least_s)
-        texts.append(f"{details.roofline_share:.0%} of what its roofline allows, {least} a call")
+        minimum = latency_text(details.least_s)
+        texts.append(
+            f"{details.roofline_share:.0%} of what its roofline allows, {minimum} per call"
+        )
     if texts or kernel.library.facts.get(TuneFacts) is not None:
         return "; ".join(texts)
     return "not known: only a search measures it (`tune: {trials: 64}` in the recipe)"

@@ -138,7 +138,7 @@ def _copying(store: LocalStore, digest: str, path: str) -> Iterator[None]:
     make_folder(os.path.dirname(path))
     with disk_errors(path, needed=os.path.getsize(blob)), replacing(path) as temporary:
         if os.path.isdir(path):
-            # Checked before any file of the delivery is replaced.
+            # Check this before any file of the delivery is replaced.
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         # Stored files are read-only; a delivered file gets the permissions of the umask instead.
         shutil.copyfile(blob, temporary)

@@ -131,7 +131,7 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
 class KernelDetails(NamedTuple):
     """What stages know about a kernel; None means unknown.
 
-    `nodes` names the nodes of each call. `untuned_s` and `tuned_s` are the seconds of a single call, measured alone:
+    `nodes` names the nodes of each call. `untuned_s` and `tuned_s` are the seconds of a call measured in isolation:
     with the rule's schedule, and with the search's (None if the search found no better one). `flops` are the operations
     of a call, and `least_s` is its time at the roofline. The search measured `trials` schedules; `failed` counts
     failures, and the best took `best_trial_s`. `size_speedups` are the speedups over the rule's schedule at several
@@ -152,7 +152,7 @@ class KernelDetails(NamedTuple):
 
     @property
     def call_s(self) -> float | None:
-        """The seconds of a call in the library; if unknown, those of a call measured alone."""
+        """The seconds of a call in the library; if unknown, those of a call measured in isolation."""
         if self.row.seconds is not None and self.row.calls:
             return self.row.seconds / self.row.calls
         return self.untuned_s if self.tuned_s is None else self.tuned_s
@@ -292,7 +292,7 @@ def _find_input(digest: str, store: LocalStore) -> str:
 
 def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
     return UsageError(
-        f"{store.root} no longer has all that {library.name} was built from",
+        f"{store.root} no longer has all files that {library.name} was built from",
         fix=f"`{library.command}` makes it again",
     )
 

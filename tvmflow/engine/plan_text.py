@@ -356,7 +356,7 @@ def _describe_total(total: Total, few: Total | None, store_root: str) -> Iterato
     if total.seconds:
         stages = count_text(total.stages, "stage")
         otherwise = "otherwise " if few is not None else ""
-        text = f"{otherwise}{range_text(total.seconds)} for {stages}, one after the other, as they last took here"
+        text = f"{otherwise}{range_text(total.seconds)} for {stages} one after the other, based on their last runs"
         yield f"{text}; no history yet for {unknown} more" if unknown else text
     else:
         yield f"{count_text(unknown, 'stage')} to run; how long they take is known after their first run"

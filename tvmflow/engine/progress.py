@@ -265,7 +265,7 @@ _OUTCOMES: Final = {
 # Without a live display, a long-running stage prints a line at this interval.
 _PLAIN_INTERVAL_S: Final = 120.0
 _FRAME_INTERVAL_S: Final = 0.25
-# The least and the most columns for the name of a stage.
+# The minimum and maximum number of columns for the name of a stage.
 _KEPT: Final = "; finished results are kept, and the same command continues from here"
 _NAME_WIDTHS: Final = (28, 60)
 

@@ -495,7 +495,7 @@ def follow(path: str | Path, is_written: Callable[[], bool]) -> Iterator[str]:
     """
     decoder, position, inode = _new_decoder(errors="replace"), 0, 0
     while True:
-        # Asked before reading, so that text written just before the end is not missed.
+        # Check this before reading, so that text written just before the end is not missed.
         is_complete, content = not is_written(), b""
         with contextlib.suppress(FileNotFoundError), Path(path).open("rb") as stream:
             status = os.fstat(stream.fileno())

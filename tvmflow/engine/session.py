@@ -81,7 +81,7 @@ def run_plan(
         InternalError: when no stage failed, but a result is missing.
     """
     started = time.monotonic()
-    # Created before uploads start, because earlier runs may have left trials to push.
+    # Create this before uploads start, because earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
 
     def make_report(delivered: Iterable[str] = ()) -> RunReport:

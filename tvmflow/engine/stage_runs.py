@@ -137,7 +137,7 @@ class StageExecution:
         spec, store = self.spec, self.context.store
         log = log_path(store, spec.recipe, spec.label)
         store.make_way(str(log))
-        # Removed, so that nobody who follows the log sees an earlier execution.
+        # Remove the log, so that nobody who follows it sees an earlier execution.
         log.unlink(missing_ok=True)
         started = {"event": "stage_started", "stage_id": spec.id, "reason": self.reason}
         self.context.on_event({**started, "log": str(log)})

@@ -228,8 +228,7 @@ def _name_files(paths: Sequence[str]) -> str:
     about = sum(path.endswith(_ABOUT) for path in paths)
     if not libraries:
         return count_text(about, "file")
-    more = f"{count_text(about, 'file')} about {'it' if len(libraries) == 1 else 'them'}"
-    return ", ".join([*libraries, *([more] if about else [])])
+    return ", ".join([*libraries, *([count_text(about, "metadata file")] if about else [])])
 
 
 def count_stages(reports: Sequence[StageReport], remote: Traffic | None = None) -> str:
@@ -272,7 +271,7 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
 
 
 # From this ratio on, a speedup is shown like `1.1×` rather than as a percentage.
-_LEAST_FACTOR: Final = 1.095
+_MIN_FACTOR: Final = 1.095
 _WHOLE_FACTOR: Final = 9.95
 # If the limits of a speedup differ by this factor, the headline shows them beside the median.
 _WIDE: Final = 1.5
@@ -319,7 +318,7 @@ def _speed_text(build: Build) -> str:
         return speedup_text(peer.speedup, peer.name)
     if build.tuning_speedup is not None:
         return speedup_text(build.tuning_speedup, _UNTUNED)
-    return "" if build.latency_s is None else f"{latency_text(build.latency_s)} a call"
+    return "" if build.latency_s is None else f"{latency_text(build.latency_s)} per call"
 
 
 def choose_peer(build: Build) -> Peer | None:
@@ -338,7 +337,7 @@ def speedup_text(speedup: Speedup, name: str) -> str:
         return f"the machine was too noisy to compare it with {name} ({limits})"
     is_faster = judgement == "more"
     factor, low, high = (median, low, high) if is_faster else (1 / median, 1 / high, 1 / low)
-    if factor < _LEAST_FACTOR:
+    if factor < _MIN_FACTOR:
         return f"{factor - 1:.0%} {'faster' if is_faster else 'slower'} than {name}"
     noise = f" (noisy: {_round_factor(low)}–{_round_factor(high)})" if high > low * _WIDE else ""
     if is_faster:

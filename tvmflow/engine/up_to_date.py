@@ -115,7 +115,7 @@ def save_answer(
     ]
     stamps = answers.read_stamps(paths, folders)
     system = answers.describe_system()
-    # A file that changed last before planning began had its current content when it was read.
+    # If a file's last change precedes planning, planning read its current content.
     newest_ns = max(map(answers.changed_ns, stamps))
     if not system or newest_ns > prepared.started_ns - RACY_NS:
         _log.debug("the answer is not saved: a file is too new, or the system is not identified")

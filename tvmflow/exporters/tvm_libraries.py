@@ -120,7 +120,7 @@ def _params_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_params(built: BuiltModel, folder: Path) -> None:
-    """Write library and weights in two formats each: for tvmflow, and for TVM alone."""
+    """Write library and weights in two formats each: for tvmflow, and for TVM without tvmflow."""
     import tvm
 
     lean, library, safetensors, params = (folder / name for name in _params_files(built.request))

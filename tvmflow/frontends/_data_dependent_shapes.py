@@ -96,7 +96,7 @@ class _Analysis:
         return mod
 
     def _return_counts(self, binding: Any) -> tuple[list[Any], Any]:
-        """Return bindings of a result that includes the counts, and its variable."""
+        """Append the counts of valid rows to a function's result; return its new bindings and variable."""
         value, bindings = binding.value, list[Any]()
         if not isinstance(value, relax.Tuple):
             inner = self._new_var("output", binding.var.ty)
@@ -241,7 +241,7 @@ def _check(keeps_rows: object) -> None:
 
 
 def _find_count(facts: Sequence[_Fact]) -> _Count:
-    """Return the common count of operands; _Mixed if there are several."""
+    """Return the common count of operands; _Mixed if they have several counts."""
     _check(not any(isinstance(fact, _WrongShape) for fact in facts))
     counts = [fact for fact in facts if isinstance(fact, _Count)]
     _check(len({(count.var, count.limit) for count in counts}) == 1)

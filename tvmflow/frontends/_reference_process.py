@@ -139,7 +139,7 @@ class ReferenceProcess:
             return StageError(f"{name} cannot run the model on these inputs: {reason}", fix=fix)
         return StageError(
             f"{name} cannot run the model: {reason}",
-            fix=f"check that {name} alone can run it, or {_OTHERWISE}",
+            fix=f"check that {name} itself can run it, or {_OTHERWISE}",
         )
 
     def _suggest_range(self) -> str:

@@ -144,7 +144,7 @@ class InputRequest(NamedTuple):
 
     Attributes:
         shape: The shape; with dynamic shapes, the maximum shape.
-        value: A constant: nested lists of numbers or booleans, or a scalar, which fills the shape.
+        value: A constant: nested lists of numbers or booleans, or a scalar that fills the shape.
         range: Minimum and maximum of random inputs.
         image: Image preprocessing.
         sizes: The symbolic shape (integers and expressions of dimensions), or empty if all sizes are fixed.

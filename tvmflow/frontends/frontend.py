@@ -269,7 +269,7 @@ _Digest = Annotated[
 
 
 class SeveralFiles(SourceFields):
-    """The field that pins the further files of a model, or all files of one that has several."""
+    """The field that pins the further files of a model, or all files of a multi-file model."""
 
     files: dict[str, _Digest] | None = Field(
         default=None,

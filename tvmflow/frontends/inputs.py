@@ -53,8 +53,8 @@ def find_input_problems(
         text = f"the model has dynamic dimensions; write this in the recipe{advice}:\n\n{text}"
         if open_lines := suggest_dimensions(inputs, requests):
             section = "\n".join(open_lines)
-            advice = f", with the largest one for each {SIZE}" if SIZE in section else ""
-            text += f"\n\nor, for one library with all sizes{advice}:\n\n{section}"
+            advice = f", with the maximum for each {SIZE}" if SIZE in section else ""
+            text += f"\n\nor, to let one library serve all sizes, write this{advice}:\n\n{section}"
         yield InputProblem("", "", text)
 
 

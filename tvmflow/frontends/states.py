@@ -141,7 +141,7 @@ def _pair(before: TensorSpec, after: TensorSpec) -> State:
 
 
 def _check_dtype(state: State, own: TensorSpec, dtype: str) -> None:
-    """Check that a library can store a state in another dtype than its own."""
+    """Check that a library can store a state in a dtype that differs from the model's."""
     if state.axis is None:
         reason = f"each step replaces it by {quoted(state.output)}, and errors would add up"
     elif dtype == INT8_ROWS and state.axis == len(own.shape) - 1:

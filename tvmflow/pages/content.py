@@ -63,8 +63,8 @@ class Kernel(NamedTuple):
     """A kernel of a library; times are seconds per kernel call.
 
     `calls` is the number per inference, `nodes` are nodes of the user's model, `flops` and `bytes` are operations and
-    bytes of parameters per call. Measured alone: `untuned_s` with a rule's schedule, `tuned_s` with a schedule of the
-    search, and `curve`, the best time after each trial. `least_s` is the time at the roofline. Measured by `verify`:
+    bytes of parameters per call. Measured in isolation: `untuned_s` with a rule's schedule, `tuned_s` with a searched
+    schedule, and `curve`, the best time after each trial. `least_s` is the time at the roofline. Measured by `verify`:
     `share` of the inference (0 to 1), and `library_s`, the resulting time.
     """
 
@@ -83,7 +83,7 @@ class Kernel(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """The seconds per call in the library, or alone if that is unknown."""
+        """The seconds per call in the library, or in isolation if that is unknown."""
         if self.library_s is not None:
             return self.library_s
         return self.untuned_s if self.tuned_s is None else self.tuned_s

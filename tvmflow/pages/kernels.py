@@ -59,10 +59,10 @@ _EXPLANATION: Final = (
 )
 _IN_LIBRARY: Final = (
     "The time of all calls of a kernel in one call of the library as it was verified: all rows add up to its "
-    "latency. The speedup by tuning is that of a kernel by itself, measured interleaved with the untuned one."
+    "latency. The speedup by tuning is that of a kernel in isolation, interleaved with the untuned one."
 )
 _ALONE: Final = (
-    "Each kernel was measured by itself: the times do not add up to the latency of the library."
+    "Each kernel was measured in isolation: the times do not add up to the latency of the library."
 )
 
 
@@ -129,7 +129,7 @@ def _draw(library: LibraryKernels, kernels: list[Kernel]) -> Markup:
     marks = [
         Mark(
             *(intensity, speed),
-            f"{kernel.name}: {plain(speed)} GFLOPS, {latency_text(kernel.seconds or 0.0)} a call"
+            f"{kernel.name}: {plain(speed)} GFLOPS, {latency_text(kernel.seconds or 0.0)} per call"
             + ("" if (part := kernel.roofline_share) is None else f", {part:.0%} of its roofline"),
             label=kernel.name if kernel in longest else "",
             series=_BY_RULE if kernel.tuned_s is None else _TUNED,
@@ -162,7 +162,7 @@ def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
     for library in tuned:
         if library.kept == 0:
             kernels = count_text(len(library.kernels), "kernel")
-            vain = f"{library.label}: tuning kept 0 of {kernels}; the rules were already fastest."
+            vain = f"{library.label}: accepted tuned schedules for 0 of {kernels}: those of the rules are the fastest."
             yield element("p", vain, class_="note")
     searched = [library for library in tuned if len(library.progress) > 1]
     gained = [library for library in searched if library.kept]
@@ -181,7 +181,7 @@ def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
 
 
 _SEARCH_EXPLANATION: Final = (
-    "The time of all kernels that were tuned, each measured by itself and at its best so far, relative to the "
+    "The time of all kernels that were tuned, each measured in isolation and at its best so far, relative to the "
     "untuned ones; kernels that stayed untuned do not change. The speedup is that of the whole library, "
     "measured interleaved with the same model untuned."
 )

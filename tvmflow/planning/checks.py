@@ -234,7 +234,7 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
 
 
 def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
-    """Check that a library for a target can have sizes that each call chooses, where the recipe has some."""
+    """If the recipe has dynamic dimensions, check that a library for the target can have them."""
     names = [dimension.name for dimension in planned.recipe_for(target).list_dimensions()]
     if not names or not _list_target_stages(planned):
         return
@@ -253,7 +253,7 @@ def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
 
 
 def _check_states(planned: PlannedRecipe, target: Target) -> Iterator[str]:
-    """Check that contexts of a library for a target can hold states, where the recipe has some."""
+    """If the recipe has states, check that the target's library can keep them in its contexts."""
     for part in resolved_targets(target) if _list_target_stages(planned) else ():
         if not planned.recipe_for(part).state:
             continue
@@ -553,7 +553,7 @@ def reuse_searched(
 ) -> StageSpec:
     """Return a stage that reads a lock file's choices in place of some searches' choices.
 
-    Raises RecipeError if such a file has another sha256 than `digests` holds for its role.
+    Raises RecipeError if the sha256 of such a file differs from the one of its role in `digests`.
     """
     searched = [need for need in spec.needs if need.maker in searches]
     files = []

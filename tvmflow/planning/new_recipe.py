@@ -56,7 +56,7 @@ _FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMB
 _BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
 _LARGEST_BUDGET: Final = 30.0
 # A search of more minutes than this delivers interim results, about `_PARTS` times.
-_LEAST_IN_PARTS: Final = 2.0
+_MIN_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
 # The batch size in the example for `--shape`.
@@ -299,7 +299,7 @@ _QUANTIZE: Final = (
     "quantize:",
     "  data: calibration.npz    # about 100 samples, an array for each input; or a folder of images",
     "  weights: int8            # with a scale for each channel",
-    "  activations: int8        # dynamic: ranges of each call, for matrix products; none: weights alone",
+    "  activations: int8        # dynamic: ranges per call, for matrix multiplications; none: weights only",
     "  max_error: 0.05          # of the outputs: layers stay float until it holds; of labelled data max_accuracy_drop",
     "  skip: []                 # nodes that stay float, by patterns of their names, such as head/*",
 )
@@ -412,12 +412,12 @@ def _describe_budget(model: Model, minutes: float | None) -> list[str]:
     if minutes == 0:
         line = "  trials: 0               # no search for faster kernels; `minutes: 10` searches"
         return ["tune:", line]
-    reason = "of search for faster kernels, for each target; `trials: 0` in its place: none"
+    reason = "search time per target; `trials: 0` instead disables the search"
     if minutes is None:
         budgets = (budget for limit, budget in _BUDGETS if model.size <= limit)
         minutes = next(budgets, _LARGEST_BUDGET)
     lines = ["tune:", f"  minutes: {minutes:<14g} # {reason}"]
-    if minutes >= _LEAST_IN_PARTS:
+    if minutes >= _MIN_IN_PARTS:
         every = round(minutes / _PARTS) or 1
         note = "# minutes of search after which the best library so far is delivered"
         lines.append(f"  deliver_every: {every:<8g} {note}")

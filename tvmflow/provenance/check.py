@@ -614,12 +614,12 @@ def _size_text(image: Mapping[str, Json]) -> str:
     resize, crop, pad = (image.get(field) for field in ("resize", "crop", "pad"))
     steps = []
     if isinstance(resize, int):
-        steps.append(f"resized to {resize} on the shorter side ({image['interpolation']})")
+        steps.append(f"shorter side resized to {resize} ({image['interpolation']})")
     elif resize:
         bars = f", with bars of level {pad}" if pad is not None else ""
         steps.append(f"resized to {'x'.join(map(str, resize))} ({image['interpolation']}){bars}")
     if crop:
-        steps.append(f"the middle {'x'.join(map(str, crop))} of it")
+        steps.append(f"center crop {'x'.join(map(str, crop))}")
     return ", ".join(steps)
 
 
@@ -695,5 +695,5 @@ def _verification_text(verification: Mapping[str, Json]) -> str:
     if verification["max_abs_error"] is not None:
         fields.append(f"largest error {verification['max_abs_error']:.3g}")
     if verification["seconds"] is not None:
-        fields.append(f"{latency_text(verification['seconds'])} a call")
+        fields.append(f"{latency_text(verification['seconds'])} per call")
     return ", ".join(fields)

@@ -170,7 +170,7 @@ def _find_problems(folder: Path, about: str) -> Iterator[str]:
     # A valid measurement statement could belong to another release.
     for entry in measured.dependencies("statement"):
         if not _has_text(folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)):
-            yield f"{MEASUREMENTS_STATEMENT}: it is about other files than those of this release"
+            yield f"{MEASUREMENTS_STATEMENT}: its files are not those of this release"
 
 
 def _read_statement(

@@ -188,7 +188,7 @@ def pull_artifact(
     without trusted keys, no signature is checked.
 
     Raises:
-        UsageError: if the folder has other files.
+        UsageError: if the folder has files of another kind.
         VerifyFailed: if no trusted key signed the files.
         DownloadError: if a file cannot be fetched, or differs from the manifest.
     """

@@ -59,8 +59,8 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> _Location | 
             try:
                 location = find(first, second, depth)
             except Exception as error:
-                # Content that is damaged or has another format is tried as the next format.
-                _log.debug("compared as another format than %s: %s", name, error)
+                # Content that is damaged or in a different format is tried as the next format.
+                _log.debug("not compared as %s: %s", name, error)
                 continue
             if location is not None:
                 return location

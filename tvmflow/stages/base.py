@@ -50,7 +50,7 @@ class StageTraits:
     """The declarations of a stage, which all other code uses.
 
     Attributes:
-        version: Must be raised whenever the same inputs give another output.
+        version: Must be raised whenever the same inputs give a different output.
         scope: The unit that the stage runs once for.
         needs: Stage -> the files of its artifact that this stage reads; all files if none is named.
         optional_needs: The stages in `needs` that a pipeline may lack.
@@ -173,15 +173,15 @@ class KnownFacts:
 
 
 def progress_event(
-    unit: str, done: int, total: int, subject: str, *, best_us: float | None = None, failed: int = 0
+    unit: str, done: int, total: int, name: str, *, best_us: float | None = None, failed: int = 0
 ) -> Event:
-    """Return the event for a measured subject, the `done`th of `total`; `best_us` are µs per call."""
+    """Return the event after `done` of `total` measurements, the last of `name`; `best_us`: µs per call."""
     return {
         "event": "progress",
         "unit": unit,
         "done": done,
         "total": total,
-        "workload": subject,
+        "workload": name,
         "best_us": best_us,
         "failed": failed,
     }

@@ -80,7 +80,7 @@ TUNED: Final = "tuned"
 """Stands for a schedule rule for a kernel with a schedule from a search."""
 
 OWN_SCHEDULE: Final = "own"
-"""Stands for a schedule rule for a kernel that was written with its loops."""
+"""Stands for a schedule rule for a hand-written kernel."""
 
 UNSCHEDULED: Final = "none"
 """Stands for a schedule rule for a kernel without a schedule."""
@@ -89,7 +89,7 @@ GENERIC_LOOPS: Final = "generic_loops"
 """The rule for kernels that no other rule fits."""
 
 WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
-"""Stands for a rule that fits the kernel."""
+"""The values for kernels that no other rule fits."""
 
 _SHOWN_TILES: Final = 5
 # Kernels with a smaller share of the time do not cause a warning.
@@ -102,7 +102,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "winograd": "with Winograd transforms",
     "row_reductions": "with row reductions",
     "elementwise": "elementwise",
-    OWN_SCHEDULE: "with loops of their own",
+    OWN_SCHEDULE: "hand-written",
     GENERIC_LOOPS: "with generic loops",
     UNSCHEDULED: "without a schedule",
 }

@@ -100,7 +100,7 @@ def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -
     except ValueError as error:
         raise StageError(
             f"labels: the file does not fit the model: {error}",
-            fix="write one name a line, one for each score of the first output, in their order",
+            fix="write one name per line, one for each score of the first output, in their order",
         ) from None
     return labels
 

@@ -503,8 +503,8 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
         seconds = {workload.name: workload.seconds for workload in tuned.workloads} if tuned else {}
         table = _kernel_table(facts.kernels[:_SHOWN_KERNELS], peak, seconds)
         lines.append(
-            "each kernel interleaved with the untuned one, times of all its calls, "
-            f"the longest first{machine}\n{table}"
+            "tuned and untuned kernels, measured interleaved; total time per inference, "
+            f"slowest first{machine}\n{table}"
         )
     lines += [
         f"{name} at each size: "
@@ -521,10 +521,10 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
 
 
 def _kept_text(facts: PickBestFacts, untried: int) -> str:
-    kept = f"tuning kept {facts.tuned} of {count_text(facts.tunable, 'workload')}"
+    kept = f"accepted tuned schedules for {facts.tuned} of {count_text(facts.tunable, 'workload')}"
     is_vain = not facts.tuned and not facts.library.get("overruled")
     # if trials failed or are missing, the lines below say so
-    return f"{kept}: the rules were already fastest" if is_vain and not untried else kept
+    return f"{kept}: those of the rules are the fastest" if is_vain and not untried else kept
 
 
 def _describe_untried(untried: int, untunable: int) -> list[str]:
@@ -542,7 +542,7 @@ def _kernel_table(
 ) -> str:
     lines = [
         f"    {'':<{_NAME_WIDTH}} {'calls':>5} {'untuned':>9} {'tuned':>9} {'speedup':>7} "
-        f"{'GFLOPS':>11} {'saved a minute':>15}"
+        f"{'GFLOPS':>11} {'saved/minute':>15}"
     ]
     for kernel in kernels:
         name, calls, untuned_us = kernel.name, kernel.calls, kernel.untuned_us
@@ -669,7 +669,7 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
     if names := overruled.get(SLOWER_IN_LIBRARY):
         verb = "is" if len(names) == 1 else "are"
         lines.append(
-            f"{count_text(len(names), 'kernel')} {verb} faster tuned alone and slower in the library, "
+            f"{count_text(len(names), 'kernel')} {verb} faster tuned in isolation, but slower in the library, "
             f"so left untuned: {name_some(names)}"
         )
     if names := overruled.get(NEGLIGIBLE):
@@ -680,9 +680,9 @@ def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
         )
     if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):
         # only for an untuned library: if it is tuned, `verify` measures the speedup as delivered
-        among = f" of {count_text(tried, 'schedule')} that were tried" if tried else ""
+        after = f"after {count_text(tried, 'tried schedule')}, " if tried else ""
         lines.append(
-            f"the untuned library is the fastest{among}: with its tuned kernels it has a speedup of "
+            f"{after}the untuned library is the fastest: tuned kernels give it a speedup of "
             f"{facts['speedup']:.3g} ({facts['low']:.3g} to {facts['high']:.3g}, interleaved, "
             f"{count_text(facts['pairs'], 'pair')}), so all kernels stay untuned"
         )

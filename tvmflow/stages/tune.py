@@ -161,7 +161,7 @@ class TuneSettings(TrialSettings):
 
 
 class FinalistSettings(Settings):
-    """The measuring options, and the least coverage by kernels with a schedule; see `recipe.Tune`."""
+    """The measuring options, and the minimum coverage by scheduled kernels; see `recipe.Tune`."""
 
     number: int
     min_repeat_ms: int
@@ -571,7 +571,7 @@ def explain(facts: TuneFacts) -> list[str]:
             share = min(workload.roofline_us / min(times), 1.0)
             lines.append(
                 f"  {workload.name}: {count_text(workload.trials, 'trial')}, "
-                f"{latency_text(min(times) / 1e6)} a call, {share:.0%} of its roofline"
+                f"{latency_text(min(times) / 1e6)} per call, {share:.0%} of its roofline"
                 f"{_FINISHED if workload.finished else ''}"
             )
     return ["workloads against the roofline of this machine", *lines] if lines else []

@@ -67,7 +67,7 @@ class CompareSettings(Settings):
 
 
 class SpeedupSettings(Settings):
-    """The least end-to-end speedup that tuning must give."""
+    """The minimum end-to-end speedup by tuning."""
 
     min_speedup: float
 

@@ -96,7 +96,7 @@ def test_a_bundle_is_shown_with_its_content_and_its_lineage(tvmflow: Command, fo
         "inputs     x float32[1, 3]",
         "net.intoto.jsonl, not signed",
         f"source     model  {MODEL}",
-        "passed against ONNX Runtime 1.0, accuracy 0.9700, largest error 1e-07, 20 µs a call",
+        "passed against ONNX Runtime 1.0, accuracy 0.9700, largest error 1e-07, 20 µs per call",
         "kernels    3 (2 tuned)",
         f"trial {TRIAL.id[:12]}",
         "2026-01-02T03:04:05",
@@ -143,7 +143,7 @@ def test_what_becomes_of_an_image_is_shown(tvmflow: Command, tmp_path: Path) -> 
     assert [
         line for line in tvmflow.out.splitlines() if line.startswith(("  image", "  labels"))
     ] == [
-        "  image      a: resized to 256 on the shorter side (bilinear), the middle 224x224 of it, RGB in NCHW",
+        "  image      a: shorter side resized to 256 (bilinear), center crop 224x224, RGB in NCHW",
         "  image      a: (level / 255 - [0.485, 0.456, 0.406]) / [0.2, 0.3, 0.4]",
         "  image      b: resized to 224x224 (bilinear), with bars of level 114, BGR in NCHW",
         "  image      b: level / 127.5",

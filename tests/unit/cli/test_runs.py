@@ -176,7 +176,7 @@ def test_the_stages_that_decided_the_time_are_explained(
     assert shown[2:5] == [
         "net:import   1.0 s  1.0 s          1.0 s  at once",
         "net:build/a  2.0 s  2.0 s           0 ms  when net:import had ended",
-        "net:build/b  5.0 s  5.0 s          3.0 s  when net:build/a left its worker",
+        "net:build/b  5.0 s  5.0 s          3.0 s  when net:build/a freed a worker",
     ]
     assert main.main(["explain", "--critical", "latest", "build"]) == EXIT_USAGE
     assert main.main(["explain"]) == EXIT_USAGE

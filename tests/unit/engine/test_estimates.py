@@ -129,7 +129,7 @@ def test_the_text_says_about_and_what_is_not_known(store: LocalStore) -> None:
     )
     assert lines[8:] == [
         "net:tune/host: measures up to 40 trials; its kernels are known after the stages before it",
-        "about 10 s for 1 stage, one after the other, as they last took here; no history yet for 7 more",
+        "about 10 s for 1 stage one after the other, based on their last runs; no history yet for 7 more",
     ]
 
 

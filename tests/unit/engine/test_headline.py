@@ -50,7 +50,7 @@ def test_a_library_is_compared_with_its_fastest_peer() -> None:
     assert make_headline([build]) == "net/host: 2.0 times as fast as ORT, verified, 13.9 MB"
     untuned = NET._replace(tuning_speedup=Speedup(1.5, 1.4, 1.6, 20))
     assert headline_parts(untuned)[0] == "1.5 times as fast as the same model untuned"
-    assert headline_parts(NET) == ("1 ms a call", "verified", "13.9 MB")
+    assert headline_parts(NET) == ("1 ms per call", "verified", "13.9 MB")
 
 
 def test_a_peer_with_other_outputs_is_no_measure() -> None:
@@ -58,7 +58,7 @@ def test_a_peer_with_other_outputs_is_no_measure() -> None:
     right = peer("ORT", 2e-3, Speedup(2.0, 1.9, 2.1, 20))
     wrong = peer("OpenVINO", 5e-4, Speedup(0.5, 0.4, 0.6, 20))._replace(differs=True)
     assert headline_parts(NET._replace(peers=(wrong, right)))[0] == "2.0 times as fast as ORT"
-    assert headline_parts(NET._replace(peers=(wrong,)))[0] == "1 ms a call"
+    assert headline_parts(NET._replace(peers=(wrong,)))[0] == "1 ms per call"
 
 
 def test_bad_verdicts_stand_out() -> None:

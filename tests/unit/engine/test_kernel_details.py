@@ -102,6 +102,8 @@ def test_facts_that_cannot_be_read_are_refused_with_the_command_that_makes_them(
 
 def test_what_garbage_collection_removed_is_said(tmp_path: Path) -> None:
     """With the command that makes it again."""
-    with pytest.raises(UsageError, match="no longer has all that net/host was built from") as error:
+    with pytest.raises(
+        UsageError, match="no longer has all files that net/host was built from"
+    ) as error:
         make_kernel_code(library("net/host", "a"), "a", store_in(tmp_path), with_assembly=False)
     assert error.value.fix == "`tvmflow run net.yaml` makes it again"

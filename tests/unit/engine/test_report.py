@@ -182,7 +182,10 @@ def test_the_gain_of_tuning_is_described() -> None:
     text = summary(
         report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)), verbose=True
     )
-    assert "tuning kept 1 of 3 workloads; 90% of the time is in kernels with a schedule\n" in text
+    assert (
+        "accepted tuned schedules for 1 of 3 workloads; 90% of the time is in kernels with a schedule\n"
+        in text
+    )
     rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
     assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "200", "(80%)", "300", "µs"]
     assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–", "–"]

@@ -48,7 +48,7 @@ def test_one_build_has_one_row_its_slowest_kernels_and_a_headline() -> None:
         "  10%  add",
         "net/host: 2.1 times as fast as ONNX Runtime 1.30.1, verified, accuracy 75.00%, 13.9 MB",
         "4 ran, 0 up to date  (2.0 s)",
-        "  dist/net/host/: net.tvmflow, net-c-library/, 2 files about them",
+        "  dist/net/host/: net.tvmflow, net-c-library/, 2 metadata files",
     ]
     verbose = summary(ONE, verbose=True)
     assert "net:verify/host: speedup over untuned 3 (2.9 to 3.1, interleaved" in verbose

@@ -92,7 +92,7 @@ def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
     text = (
         "r.yaml:1:1: inputs: the model has dynamic dimensions; write this in the recipe:\n\n"
         "inputs:\n  left: {{shape: [1, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [1, 3]}}  # float32, [{0}, 3]\n\n"
-        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "or, to let one library serve all sizes, write this, with the maximum for each SIZE:\n\n"
         "dimensions:\n  {1}: {{max: SIZE}}\ninputs:\n"
         "  left: {{shape: [{1}, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [{1}, 3]}}  # float32, [{0}, 3]"
     )
@@ -369,7 +369,7 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
         "r.yaml:4:9: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:\n\n"
         "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not specify the number of dimensions\n\n"
-        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "or, to let one library serve all sizes, write this, with the maximum for each SIZE:\n\n"
         "dimensions:\n  batch: {max: SIZE}\ninputs:\n"
         "  data: {shape: [batch, SIZE], dtype: uint8}  # uint8, the model does not specify the number of dimensions"
     ]

@@ -103,7 +103,7 @@ def test_measurements_of_another_release_are_not_those_of_this_one(releases: Rel
     worse = other.make("1.0", Measurements(accuracy=0.9, bytes=SIZES)).folder
     for name in (MEASUREMENTS, MEASUREMENTS_PAGE, MEASUREMENTS_STATEMENT):
         (folder / name).write_bytes((worse / name).read_bytes())
-    assert f"{MEASUREMENTS_STATEMENT}: it is about other files than" in refused(releases)
+    assert f"{MEASUREMENTS_STATEMENT}: its files are not those" in refused(releases)
 
 
 def test_a_copy_under_another_version_is_not_taken_for_a_release(releases: Releases) -> None:

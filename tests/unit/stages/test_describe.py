@@ -236,7 +236,7 @@ def test_a_verdict_describes_how_outputs_agree_on_the_whole() -> None:
         "scores agrees with ONNX Runtime 1.31.1 on 3 samples (largest error: absolute 7e-07, relative 2e-05, "
         "3e-06 of the largest value, cosine similarity 1.000000, same best class 66.7%; "
         "allowed: atol 0.0001, rtol 0.001)",
-        "inputs are normally distributed with standard deviation 10: others did not reach every output, or gave no finite numbers",
+        "inputs are normally distributed with standard deviation 10: others did not reach every output, or gave no finite values",
     ]
 
 
@@ -325,8 +325,8 @@ def test_workloads_at_the_roofline_are_counted() -> None:
     assert tune._describe_roofline(()) == []
     assert tune.explain(tuned()._replace(workloads=(far, near))) == [
         "workloads against the roofline of this machine",
-        "  conv: 0 trials, 1 ms a call, 98% of its roofline",
-        "  pool: 9 trials, 900 µs a call, 56% of its roofline",
+        "  conv: 0 trials, 1 ms per call, 98% of its roofline",
+        "  pool: 9 trials, 900 µs per call, 56% of its roofline",
     ]
 
 
@@ -357,7 +357,7 @@ def test_a_kernel_that_loses_in_the_library_is_left_untuned() -> None:
     facts = pick_best.make_facts(judgements, times)
     assert facts["overruled"] == {pick_best.SLOWER_IN_LIBRARY: ["conv"]}
     assert pick_best.describe_libraries(facts, 57) == [
-        "1 kernel is faster tuned alone and slower in the library, so left untuned: conv",
+        "1 kernel is faster tuned in isolation, but slower in the library, so left untuned: conv",
     ]
 
 
@@ -369,7 +369,7 @@ def test_a_library_that_is_not_faster_is_left_untuned() -> None:
     assert [judgement["winner"] for judgement in judgements.values()] == [None, None]
     facts = pick_best.make_facts(judgements, times)
     assert pick_best.describe_libraries(facts, 57) == [
-        "the untuned library is the fastest of 57 schedules that were tried: with its tuned kernels it has a "
+        "after 57 tried schedules, the untuned library is the fastest: tuned kernels give it a "
         "speedup of 0.545 (0.545 to 0.545, interleaved, 8 pairs), so all kernels stay untuned"
     ]
 
@@ -410,10 +410,12 @@ def test_tuning_that_kept_nothing_has_no_speedup() -> None:
     """The rules were fastest, unless a trial failed or the library was slower: then that is said."""
     facts = from_json(PickBestFacts, pick_best_facts(tuned=0, tunable=6, speedup=1.61))
     [line] = pick_best.describe(facts, KnownFacts())
-    assert line.startswith("tuning kept 0 of 6 workloads: the rules were already fastest; ")
+    assert line.startswith(
+        "accepted tuned schedules for 0 of 6 workloads: those of the rules are the fastest; "
+    )
     assert "speedup" not in line and "1.61" not in line
     [line, _] = pick_best.describe(facts._replace(untried=2), KnownFacts())
-    assert line.startswith("tuning kept 0 of 6 workloads; ")
+    assert line.startswith("accepted tuned schedules for 0 of 6 workloads; ")
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:

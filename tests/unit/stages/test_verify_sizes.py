@@ -301,7 +301,7 @@ def test_reports_show_all_sizes_in_a_table() -> None:
         "    batch=8, seq=512         1e-06         2 ms       3.1 ms",
     ]
     assert left_out == "WARNING: batch=64 is not verified: too large"
-    assert at == "all else is verified at batch=3, seq=128"
+    assert at == "all other checks ran at batch=3, seq=128"
     sizes[0]["fixed_speedup"] = {
         "median": 0.8,
         "low": 0.79,

@@ -48,7 +48,7 @@ FORM: Final = c_library.FORM
 _FOLDER: Final = Path(__file__).parent
 _COPIED: Final = ("images.js", "page.css", "page.js", "runtime.js")
 _WEBGPU: Final = "webgpu.js"
-# The module's name of a file that WebGPU fetches -> file name.
+# Key in the JavaScript module -> name of the file that the WebGPU backend fetches.
 _WEBGPU_FILES: Final[Mapping[str, str]] = {
     "program": form_names.WEBGPU_PROGRAM,
     "kernels": form_names.WEBGPU_KERNELS,

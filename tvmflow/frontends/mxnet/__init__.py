@@ -196,7 +196,7 @@ class MxnetFrontend(Frontend):
         return symbol, params
 
     def read_facts(self, files: Files) -> ModelFacts:
-        """Return the variables of the symbol; only the import can tell weights and shapes."""
+        """Return the variables of the symbol; only the import separates weights and finds shapes."""
         facts = self._read_variables(files)
         return facts._replace(inputs=tuple(value._replace(dims=None) for value in facts.inputs))
 

@@ -374,7 +374,7 @@ def _transposed(op: Op, value: Value) -> Value:
 
 
 def _gemm2(op: Op) -> Value:
-    """Convert `linalg.gemm2`: alpha times the matrix product over the last two axes."""
+    """Convert `linalg.gemm2`: alpha times the matmul over the last two axes."""
     op.require("axis", "-2", "matrices must be the last two axes")
     product = op.add("MatMul", *_matrices(op))
     alpha = op.number("alpha", 1.0)

@@ -33,7 +33,7 @@ _MAX_RANK: Final = 32
 _MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
-# MXNet's names of the outputs of operators with several; others have `output0`, `output1`, …
+# Output names of MXNet operators with more than one output; operators not listed use `output0`, `output1`, …
 _WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_WITH_VARIANCE, ("output", "mean", "var")),

@@ -142,7 +142,7 @@ def rewrite_dropout(node: Rewriting) -> str | None:
 
 
 def rewrite_concat(node: Rewriting) -> str | None:
-    """Remove operands without elements, such as an empty key cache; one operand alone is the result."""
+    """Remove operands without elements, such as an empty key cache; a single operand is the result."""
     kept = [name for name in node.node.input if 0 not in node.context.known.shapes.get(name, ())]
     if len(kept) == 1:
         return node.replace("Identity", kept)

@@ -368,7 +368,7 @@ def follow_pad(sizes: Sizes, node: NodeProto) -> Any:
     if widths is None:
         return None
     if attributes_of(node).get("mode", "constant") != "constant":
-        raise DynamicShapeProblem("widths that depend on dimensions are those of constants alone")
+        raise DynamicShapeProblem("widths can depend on dimensions only in constant mode")
     data = sizes.data(node.input[0])
     rank = len(sizes.shape_of(data))
     axes = sizes.operand(node, 3) or list(range(rank))

@@ -353,7 +353,7 @@ def read_without_large_tensors(path: Path) -> ModelProto:
         try:
             content = _shorten(data, str(path), 0, len(data), "model")
         except NotAModel:
-            # The file has no valid structure: protobuf reads it, and explains the problem.
+            # The file is malformed. Parsing all of it makes protobuf explain the problem.
             content = data[:]
     return ModelProto.FromString(content)
 

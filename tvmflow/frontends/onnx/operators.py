@@ -98,7 +98,7 @@ def _find_active_dropout(node: NodeProto, known: KnownValues) -> str:
 
 
 def _find_small_indices(node: NodeProto, known: KnownValues) -> str:
-    """Find indices with other sizes than the data: TVM assumes equal sizes along other axes."""
+    """Find indices whose sizes differ from the data's: TVM assumes equal sizes along other axes."""
     data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
     axis = attributes_of(node).get("axis", 0) % max(len(data), 1)
     counted = (slice(1, axis), slice(axis + 2, None))

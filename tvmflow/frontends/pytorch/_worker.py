@@ -692,7 +692,7 @@ def _export_factory(request: Mapping[str, str]) -> dict[str, str]:
         [reason, *_] = [*filter(None, str(error).splitlines()), ""]
         text = f"{type(error).__name__}: {excerpt(reason, _MAX_REASON)}"
         raise Problem("export", text) from error
-    # Saved to memory first, because PyTorch ends the process if a file cannot be written.
+    # Save to memory first, because PyTorch ends the process if a file cannot be written.
     content = io.BytesIO()
     torch.export.save(program, content)
     try:

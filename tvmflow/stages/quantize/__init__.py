@@ -211,7 +211,7 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
     )
     if measured:
         shown = ", ".join(f"{layer.name} {layer.damage:.2%}" for layer in measured[:_SHOWN])
-        lines.append(f"largest error of one layer alone: {shown}")
+        lines.append(f"largest error of a single layer: {shown}")
     lines += [f"float: {name_some(names)} ({reason})" for reason, names in by_reason.items()]
     return lines
 

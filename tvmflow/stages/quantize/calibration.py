@@ -337,7 +337,7 @@ def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec
 
 
 def _divide(tensors: Sequence[Any], dimensions: Sequence[Dimension]) -> Iterator[list[Any]]:
-    """Yield groups of tensors of at most `_OBSERVED_BYTES` together; a larger tensor is a group alone."""
+    """Yield groups of tensors of at most `_OBSERVED_BYTES` together; a larger tensor has its own group."""
     group: list[Any] = []
     size = 0
     for var in tensors:

@@ -298,7 +298,7 @@ def _choose_layers(
     names = [*(layer.name for layer in layers), *(table.name for table in tables)]
     if not layers:
         raise StageError(
-            "the model has no convolution, matrix product or recurrent layer with constant weights to quantize",
+            "the model has no convolution, matrix multiplication or recurrent layer with constant weights to quantize",
             fix="leave `quantize` out",
         )
     for pattern in patterns:
@@ -455,7 +455,7 @@ def _multiplies_dynamically(layer: Layer) -> bool:
 def _round_groups(
     candidates: _Candidates, layers: Sequence[Layer], batches: Sequence[Feed]
 ) -> dict[Any, BlockQuantizedIntegers]:
-    """Return block-quantized matmul weights with the least error on calibration data, by layer."""
+    """Return block-quantized matmul weights with the smallest error on calibration data, by layer."""
     grouped = [layer for layer in layers if _is_grouped(candidates.settings, layer)]
     groups = Groups(size=candidates.settings.quantize.group_size)
     sources = dict.fromkeys(layer.data for layer in grouped) if len(batches) else {}
@@ -504,7 +504,7 @@ def _control(
 ) -> tuple[Quantization, Control]:
     """Choose the layers by their cost on `verify.data`, or on the calibration data.
 
-    The cost of each layer alone is measured only if all layers together exceed the limits.
+    The error of each layer in isolation is measured only if all layers together exceed the limits.
     """
     model, layers, signature = candidates.model, candidates.layers, candidates.signature
     settings = candidates.settings.quantize
@@ -652,5 +652,5 @@ def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[st
     if layer.name in skipped:
         return "quantize.skip"
     if quantization.dynamic and not _multiplies_dynamically(layer):
-        return "no matrix product whose range a call computes"
+        return "no matrix multiplication with a dynamic range"
     return "its weights are computed"

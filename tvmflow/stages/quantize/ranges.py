@@ -130,7 +130,7 @@ class Histogram:
 
     def _add_chunk(self, values: Array, weight: int) -> None:
         low, high = float(values.min()), float(values.max())
-        # written so that NaN fails the comparison, too
+        # In this form, NaN fails the comparison, too.
         if not (low >= -_LARGEST and high <= _LARGEST):
             finite = np.abs(values) <= _LARGEST
             self.not_finite += int(values.size - finite.sum())
@@ -202,7 +202,7 @@ def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
     if low == high:
         return 1.0, 0
     limits = np.iinfo(dtype)
-    # computed from half of the range, because the range itself may overflow
+    # The scale is computed from half of the range, because the range itself may overflow.
     half = (high / 2 - low / 2) / (limits.max - limits.min)
     bounded = min(max(2 * min(half, _MAX_SCALE), _MIN_SCALE), _MAX_SCALE)
     # round up to 12 significant bits
@@ -304,7 +304,7 @@ def _least_error(
 
 
 def _search(widest: float, measure: Callable[[float], float]) -> float:
-    """Return the limit of least error: first try two limits per octave, then some around the best one."""
+    """Return the limit with the smallest error: try two per octave, then some around the best one."""
     if not widest:
         return 0.0
     coarse = [widest * part / (1 << octave) for octave in range(_OCTAVES) for part in (1.0, 0.75)]

@@ -221,7 +221,7 @@ def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
     extremes = np.take_along_axis(weights, largest, axis=1)
     for candidate in _list_candidates(weights, groups):
         scale = _to_bfloat16(candidate)
-        # the error of the largest values alone rules out many candidates: with 8 bits most of them
+        # The error of the largest values already rules out many candidates: with 8 bits most of them.
         if (_sum_errors(extremes, scale, importance[largest], groups) >= best).all():
             continue
         sums = _sum_errors(weights, scale, importance, groups)

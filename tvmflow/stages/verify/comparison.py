@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # In tensors with fewer elements, the largest value does not predict errors, and averages are noisy.
 _MIN_SLICE: Final = 256
-# The most that a quantization step may add to the tolerance, as a share of the output's largest value.
+# The maximum that a quantization step may add to the tolerance, as a share of the output's largest value.
 _LARGEST_STEP: Final = 0.25
 
 
@@ -46,7 +46,7 @@ class Tolerance(NamedTuple):
             the error of an accumulation is proportional to its largest terms.
         of_slice: The absolute tolerance is at least this share of the largest value in the element's slice along
             each axis: an output may contain values of several kinds, such as pixels beside probabilities.
-        step: The absolute tolerance is at least this step, but for the step at most a quarter of the largest value.
+        step: The absolute tolerance is at least this step, or a quarter of the largest value if that is less.
         rms: The limit on the root mean square error, relative to the root mean square of the output.
         scale: The limit on |factor - 1|, where the output as a whole is the reference's times a factor.
         exact_integers: Whether integers and booleans must be equal.
@@ -161,7 +161,7 @@ def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
 
 
 def rounds_data(mod: tvm.IRModule) -> bool:
-    """Return whether matrix products of an imported model may round their data to int8.
+    """Return whether matmuls of an imported model may round their data to int8.
 
     `MatMulNBits` with `accuracy_level=4` allows that, and ONNX Runtime does it, too. Sums that differ in their last bit
     are then rounded to different integers, and later layers pass the error on.
@@ -205,7 +205,7 @@ def compare_batches(
                 (as_reference(actual[n][name], expected[n][name]), expected[n][name])
                 for n in numbers
             ]
-            # outputs with a wrong shape cannot be joined: compare such a pair alone, which fails
+            # outputs with a wrong shape cannot be joined: compare such a pair separately, which fails
             differing = [pair for pair in pairs if pair[0].shape != pair[1].shape]
             left, right = (
                 differing[0]

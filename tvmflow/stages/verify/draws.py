@@ -70,7 +70,7 @@ _REPEATS: Final = 64
 _MAX_REPEATED_ELEMENTS: Final = 2**20
 # The tolerance for repeats. It is coarse, because in many batches some outputs are small by chance.
 _REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)
-# The most draws for outputs that are indices, and the most consecutive draws that give no new index.
+# The maximum number of draws for outputs that are indices, and of consecutive draws without a new index.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
 # The first seed of repeats; other draws have smaller seeds.

@@ -414,16 +414,17 @@ class _Search:
         calls = find_kernel_nodes(check.model.kernel_nodes, self._nodes).get(wrong.name, ())
         nodes = calls_text(calls[wrong.call : wrong.call + 1] or calls)
         kernel = f"the kernel {wrong.name} ({nodes})" if nodes else f"the kernel {wrong.name}"
-        numbers = f"{kernel} computes wrong numbers"
+        wrong_values = f"{kernel} computes wrong values"
         if wrong.rule != TUNED:
             rule = wrong.rule or "none"
             return Fault(
-                f"{numbers} as the schedule rule {rule} schedules it: {wrong.mismatch}", _REPORT
+                f"{wrong_values} as the schedule rule {rule} schedules it: {wrong.mismatch}",
+                _REPORT,
             )
         workload = check.workload(wrong.name)
         chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
         trial = trial_id(chosen[workload])
-        by_record = f"{numbers} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
+        by_record = f"{wrong_values} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
         if not wrong.is_rule_right:
             return Fault(
                 f"{by_record}, and also with the schedule of the rules: {wrong.mismatch}", _REPORT
@@ -436,7 +437,7 @@ class _Search:
         """Return a fault if the imported model is wrong with TVM's own rules, or cannot be run with them."""
         if own := list_tvmflow_operators(ir.load_module(self._context.inputs["import/model.json"])):
             return Fault(
-                f"the import cannot be compared by itself, because TVM's own rules have no kernels for "
+                f"the import cannot be compared separately, because TVM's own rules have no kernels for "
                 f"{names_text(own)}",
                 "build the recipe for the target `host`: if that is rejected, too, " + _REPORT,
             )

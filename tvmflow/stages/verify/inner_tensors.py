@@ -72,7 +72,7 @@ def load_with_inner(
         return None
     plain = model.load(kind)
     if not tvm_ffi.structural_equal(plain.mod, mod):
-        _log.debug("the model is imported in another way than it was")
+        _log.debug("the model is no longer imported as for this library")
         return None
     nodes = set(find_nodes_of(mod["main"], variables, plain.nodes).values())
     names = tuple(name for name, node in tensors.items() if node in nodes)

@@ -53,7 +53,7 @@ from tvmflow.stages.verify_settings import LOCAL, InputSettings, VerifySettings
 from tvmflow.targets.tvm_target import make_target
 
 # The largest magnitude of random divisors; both signs are drawn, so remainders have both signs, too.
-_MOST_DIVISOR: Final = 9
+_MAX_DIVISOR: Final = 9
 
 
 class Operand(NamedTuple):
@@ -74,7 +74,7 @@ class ImportedModel(NamedTuple):
         quantized: The model with intermediate tensors as additional outputs, for the reference of a model that
             `quantize` made.
         operands: The inputs whose integers are indices or divisors.
-        states: The states that the library stores in another dtype than the framework.
+        states: The states whose dtype in the library differs from the framework's.
     """
 
     files: Mapping[str, Path]
@@ -156,7 +156,7 @@ def limit_draws(
         limit = limits.get(operand.input, known)
         update: dict[str, Any] = {}
         if not operand.sizes:
-            update = {"nonzero": True, "range": limit.range or (-_MOST_DIVISOR, _MOST_DIVISOR)}
+            update = {"nonzero": True, "range": limit.range or (-_MAX_DIVISOR, _MAX_DIVISOR)}
         elif not known.range:
             last = max(min(evaluate_shape(operand.sizes, sizes)) - 1, 0)
             update = {"range": (0, min(limit.range[1], last) if limit.range else last)}
@@ -299,7 +299,7 @@ def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> b
 
 
 # ---------------------------------------------------------------- operator check
-# If a library disagrees with the reference, each custom operator of the recipe is checked by itself.
+# If a library disagrees with the reference, each custom operator of the recipe is checked in isolation.
 
 
 _log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def list_operator_mismatches(
 ) -> list[str]:
     """Return a sentence for each custom operator that disagrees with its reference.
 
-    Each operator is compiled by itself and called with the recorded tensors of the reference's calls.
+    Each operator is compiled separately and called with the recorded tensors of the reference's calls.
     """
     sentences = []
     for path in sorted(calls_folder(context.work / "reference").glob("*.onnx")):
@@ -319,7 +319,7 @@ def list_operator_mismatches(
         try:
             name, outputs = _compute(path, arrays, settings, context)
         except Exception as error:
-            _log.debug("%s cannot be run by itself: %s", path.stem, error)
+            _log.debug("%s cannot be run in isolation: %s", path.stem, error)
             continue
         comparisons = comparison.compare_outputs(
             outputs, {output: arrays[output] for output in outputs}, tolerance

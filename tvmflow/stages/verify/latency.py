@@ -235,7 +235,7 @@ def measure_peer(
 ) -> PairedTimes:
     """Time the library interleaved with a runtime in another process, until it is clear which is faster.
 
-    Before each change of the subject, it waits until the other's threads have stopped spinning.
+    Before one of them is called, the other's threads must have stopped spinning.
     """
     last: Timed | None = None
 
@@ -259,7 +259,7 @@ def measure_peer(
 
 
 def make_speedup(times: PairedTimes) -> Speedup:
-    """Return the speedup of the first subject over the second."""
+    """Return the speedup of A over B."""
     low, high = times.limits
     return {
         "median": 1 / times.ratio,
@@ -475,7 +475,7 @@ def add_compared(verdict: Verdict, library: Library, case: Case) -> None:
         if library.timed is None:
             compared[name] = _not_timed(name, UNTIMED_REASONS[run_on])
         elif run_on != LOCAL:
-            compared[name] = _not_timed(name, "it would run on another machine than the library")
+            compared[name] = _not_timed(name, "it would not run on the library's machine")
         else:
             compared[name] = _run(name, library.timed, library, case)
     for name in compare.missing:

@@ -49,7 +49,7 @@ class Latency(_Seconds, total=False):
 
 
 class Speedup(TypedDict):
-    """The speedup of the library over another subject, such as the untuned model, measured interleaved.
+    """The speedup of the library over a baseline, such as the untuned model, measured interleaved.
 
     `median` is of `pairs` pairs, and `low` and `high` are its confidence interval. `is_slower` means that the
     library is slower beyond the noise.
@@ -63,7 +63,7 @@ class Speedup(TypedDict):
 
 
 def shown_latency(library_s: float, speedup: Speedup) -> float:
-    """Return the seconds to show for another subject: the library's seconds times the measured ratio.
+    """Return the seconds to show for the baseline: the library's seconds times the measured ratio.
 
     The interleaved ratio does not depend on other load on the machine, unlike medians of separate measurements.
     """

@@ -79,7 +79,7 @@ def _describe(facts: Verdict) -> list[str]:
         lines.append(f"{_VM} agrees with {compared_with(facts)}, too")
     if "random_inputs" in facts:
         lines.append(
-            f"inputs are {facts['random_inputs']}: others did not reach every output, or gave no finite numbers"
+            f"inputs are {facts['random_inputs']}: others did not reach every output, or gave no finite values"
         )
     if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
         lines.append(f"agrees with {compared_with(facts)} for {', '.join(draws)}, too")
@@ -156,7 +156,7 @@ def _describe_sizes(facts: Verdict) -> Iterator[str]:
     for sentence in facts.get("sizes_left_out", ()):
         yield f"WARNING: {sentence}"
     if "at" in facts:
-        yield f"all else is verified at {sizes_text(facts['at'])}"
+        yield f"all other checks ran at {sizes_text(facts['at'])}"
 
 
 def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
@@ -305,7 +305,7 @@ def _describe_latency(facts: Verdict) -> list[str]:
 def _scale_latency(
     row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
 ) -> Latency:
-    """Return the latency of another subject, scaled to the library's shown latency."""
+    """Return the latency of a baseline, scaled to the library's shown latency."""
     if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
@@ -496,7 +496,7 @@ def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
 def _list_wrong_layers(verdict: Verdict | IsaLevelVerdict, reference: str) -> Iterator[str]:
     layers = verdict.get("layers", {})
     if not layers.get("is_reproduced", True):
-        yield "the library computes other numbers than the same kernels that are compiled once more"
+        yield "the library's values differ from those of the same kernels compiled once more"
     for name, wrong in layers.get("wrong", {}).items():
         yield (
             f"'{name}' is up to {count_text(wrong['steps'], 'step')} off in {count_text(wrong['elements'], 'element')} where it is computed "
@@ -519,7 +519,7 @@ def describe_fix(verdict: Verdict) -> str:
     outputs = list_compared(*list_measured(verdict), *others)
     differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
-    figures = "verify.json among the delivered files has all that was measured"
+    figures = "all measured values are in the delivered verify.json"
     remedies = [*_list_remedies(verdict), figures, *([tolerances] if differs else [])]
     return "; ".join(remedies)
 
@@ -591,7 +591,7 @@ def _index_input(name: str) -> str:
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
-    """Return why an output would accept a wrong library: `is so small that zeros would pass for it`."""
+    """Return why comparing an output could miss a wrong library: `is so small that zeros would pass`."""
     if "reached" in comparison and comparison["undetected"] == ZEROS:
         return _ZERO_INDEX_TEXT
     text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]

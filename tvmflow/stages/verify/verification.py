@@ -265,7 +265,7 @@ def _add_comparisons(
     reference: ReferenceRun,
     case: Case,
 ) -> None:
-    """Compare the library's outputs for each batch, and each part by itself, with the reference.
+    """Compare the library's outputs for each batch, and each part in isolation, with the reference.
 
     Each part reads the reference's tensors, so that an error is attributed to the part that causes it.
     """
@@ -476,7 +476,7 @@ def _compare_at(
 
 
 # ---------------------------------------------------------------- ISA levels
-# Only the other levels are verified here: `verify` has checked the level that the library chooses by itself.
+# Only the other levels are verified here: `verify` has checked the level that the library selects by default.
 
 _ONLY_INDEX: Final = "it returns only an index, whose scores are not compared: {}"
 _SELECTS: Final = (
@@ -647,7 +647,7 @@ class _Sequence:
         """Compare steps after a fork, saving and loading, dropping a row, and a truncation."""
         session, loaded = self._session, self._library.module.session()
         loaded.load(session.save())
-        # other values than the original's next step, so that shared states would differ
+        # The fork gets different values than the original's next step, so that shared states would differ.
         other = self._draw(self.steps, 1) or feed
         copies = [("a fork", session.fork(), other, states), ("`load`", loaded, feed, states)]
         if self.length and all(state.axis is not None for state in self._states):

@@ -74,7 +74,7 @@ def test_an_input_of_size_minus_one_is_free(tmp_path: Path) -> None:
     assert error.message == (
         "inputs: the model has dynamic dimensions; write this in the recipe:\n\n"
         "inputs:\n  x: {shape: [1, 4]}  # float32, [-1, 4]\n\n"
-        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "or, to let one library serve all sizes, write this, with the maximum for each SIZE:\n\n"
         "dimensions:\n  batch: {max: SIZE}\ninputs:\n  x: {shape: [batch, 4]}  # float32, [-1, 4]"
     )
     loaded = load(relu([-1, 4]), tmp_path, {"x": draw(3, 4)})

@@ -189,7 +189,7 @@ def test_only_free_dimensions_need_a_shape() -> None:
     write_archive(Path("net.pt2"), graph({"x": ("float32", ["s0", 3])}))
     [problem] = model_problems("model: {pytorch: net.pt2}\n")
     assert problem.endswith(
-        "\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]\n\nor, for one library with all sizes:\n\n"
+        "\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]\n\nor, to let one library serve all sizes, write this:\n\n"
         "dimensions:\n  s0: {min: 4, max: 64}\ninputs:\n  x: {shape: [s0, 3]}  # float32, [s0, 3]"
     )
     dimensions = "dimensions: {{n: {{min: {}, max: {}}}}}\ninputs: {{x: {{shape: [n, 3]}}}}\n"

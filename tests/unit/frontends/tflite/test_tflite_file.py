@@ -62,7 +62,7 @@ def test_sizes_that_are_left_open_are_a_problem_with_what_to_write() -> None:
     assert text == (
         "r.yaml:1:1: inputs: the model has dynamic dimensions; write this in the recipe, with a number for each SIZE:\n\n"
         "inputs:\n  image: {shape: [1, 8, SIZE, 3]}  # float32, [?, 8, ?, 3]\n\n"
-        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "or, to let one library serve all sizes, write this, with the maximum for each SIZE:\n\n"
         "dimensions:\n  batch: {max: SIZE}\n  image_2: {max: SIZE}\ninputs:\n"
         "  image: {shape: [batch, 8, image_2, 3]}  # float32, [?, 8, ?, 3]"
     )

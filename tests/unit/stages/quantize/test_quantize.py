@@ -276,7 +276,7 @@ def test_ranges_of_each_call(files: dict[str, Path], tmp_path: Path) -> None:
     """Matrix products read data whose range a call computes; convolutions stay float, which is said."""
     facts = run(settings_of(activations="dynamic"), files, tmp_path / "dynamic")
     assert [layer.data_bits for layer in facts.layers] == [32, 32, 32, 8]
-    assert facts.layers[0].reason == "no matrix product whose range a call computes"
+    assert facts.layers[0].reason == "no matrix multiplication with a dynamic range"
     assert (facts.error or 1) < 0.02
     assert any("quantized_dense" in name for name in list_kernels(tmp_path / "dynamic"))
 
