@@ -286,18 +286,18 @@ def summarize_output(array: Array) -> OutputSummary:
     """Return a summary of an output's values."""
     import numpy as np
 
-    numbers = array.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
+    floats = array.astype(np.float64)
+    finite = floats[np.isfinite(floats)]
     has_all = array.size <= _MAX_SHOWN and finite.size == array.size
     return OutputSummary(
         dtype=array.dtype.name,
         shape=tuple(array.shape),
-        values=tuple(numbers.reshape(-1).tolist()) if has_all else (),
+        values=tuple(floats.reshape(-1).tolist()) if has_all else (),
         min=float(finite.min()) if finite.size else None,
         max=float(finite.max()) if finite.size else None,
         mean=float(finite.mean()) if finite.size else None,
-        nan=int(np.isnan(numbers).sum()),
-        infinite=int(np.isinf(numbers).sum()),
+        nan=int(np.isnan(floats).sum()),
+        infinite=int(np.isinf(floats).sum()),
     )
 
 

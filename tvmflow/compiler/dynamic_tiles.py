@@ -392,9 +392,9 @@ class _Splitter:
             for size in getattr(param.ty, "shape", ())
             if isinstance(size, tirx.Var) and str(size.name) in known
         }
-        numbers = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
-        self._numbers = {
-            size: int(numbers.get(str(size.name), 0)) for size in list_size_variables(function)
+        tuning_sizes = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
+        self._tuning_sizes = {
+            size: int(tuning_sizes.get(str(size.name), 0)) for size in list_size_variables(function)
         }
 
     def split(self, loop: tirx.For) -> Any:
@@ -503,7 +503,7 @@ class _Splitter:
             end = found[0].term.b
             # the pixels of an image (height times width) have one tail tile
             sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else [0]
-            return _cut_rows(loop, found, prod(self._numbers.get(size, 0) for size in sizes))
+            return _cut_rows(loop, found, prod(self._tuning_sizes.get(size, 0) for size in sizes))
         return loop.body
 
     def _cut_vectors(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:

@@ -70,14 +70,14 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
     """Yield the cost of each convolution, matmul and recurrent layer whose shapes are known."""
     function = mod["main"]
     inputs = set(function.params)
-    flow, numbers = ir.DataFlow(function), TuningSizes(function)
+    flow, sizes = ir.DataFlow(function), TuningSizes(function)
     for value in flow.values.values():
         rule = _RULES.get(ir.operator_name(value))
         if rule is None:
             continue
         is_tensor = [isinstance(e.ty, relax.TensorType) for e in value.args]
-        shapes = [numbers.shape(e) for e in value.args]
-        result = numbers.shape(value) if isinstance(value.ty, relax.TensorType) else ()
+        shapes = [sizes.shape(e) for e in value.args]
+        result = sizes.shape(value) if isinstance(value.ty, relax.TensorType) else ()
         if result is None or any(t and s is None for t, s in zip(is_tensor, shapes, strict=True)):
             continue
         is_input = flow.resolve(value.args[0]) in inputs
@@ -272,7 +272,7 @@ def lower(
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
     return LoweredModel(
-        mod=dynamic_shapes.with_numbers(kernels),
+        mod=dynamic_shapes.with_tuning_sizes(kernels),
         weight_names=names,
         weight_mod=split_weights(graph),
         width=width,

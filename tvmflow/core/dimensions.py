@@ -126,7 +126,7 @@ def find_axes(sizes: Sequence[Size], names: Sequence[str]) -> list[int]:
     >>> find_axes(["batch", 3, "past + seq"], ["batch", "past", "seq"])
     [0, -1, -2]
     """
-    indices = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     return [-1 if isinstance(size, int) else indices.get(size, -2) for size in sizes]
 
 
@@ -269,10 +269,10 @@ def list_tuning_sizes(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
     middle = {dimension.name: choose_tuning_size(dimension) for dimension in dimensions}
     chosen = [
         {
-            d.name: d.tune_at[place % len(d.tune_at)] if d.tune_at else middle[d.name]
+            d.name: d.tune_at[index % len(d.tune_at)] if d.tune_at else middle[d.name]
             for d in dimensions
         }
-        for place in range(max((len(d.tune_at) for d in dimensions), default=0))
+        for index in range(max((len(d.tune_at) for d in dimensions), default=0))
     ]
     return chosen if middle in chosen else [*chosen, middle]
 

@@ -96,12 +96,12 @@ class Trace:
         return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
 
     def _list_names(self) -> Iterator[dict[str, Json]]:
-        for place, (process, tracks) in enumerate(self._tracks.items(), 1):
+        for pid, (process, tracks) in enumerate(self._tracks.items(), 1):
             # Viewers append the number to the name.
-            names = [("process", 0, place, process.removesuffix(f" {place}"))]
+            names = [("process", 0, pid, process.removesuffix(f" {pid}"))]
             names += [("thread", item.number, item.number, name) for name, item in tracks.items()]
             for kind, number, order, name in names:
-                base = {"ph": "M", "pid": place, "tid": number}
+                base = {"ph": "M", "pid": pid, "tid": number}
                 yield {**base, "name": f"{kind}_name", "args": {"name": excerpt(name)}}
                 yield {**base, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 

@@ -382,8 +382,8 @@ def _find_folders(
     for path in delivered:
         parts = path.split("/")
         for end in range(len(parts) - 1, 1, -1):
-            place = (parts[end - 2], parts[end - 1])
-            if place in names:
-                folders.setdefault(place, "/".join(parts[:end]))
+            name = (parts[end - 2], parts[end - 1])
+            if name in names:
+                folders.setdefault(name, "/".join(parts[:end]))
                 break
     return folders

@@ -139,11 +139,11 @@ def _add_bytes(
     return sum_known(sizes)
 
 
-def sum_known(numbers: Iterable[int | None]) -> int | None:
+def sum_known(values: Iterable[int | None]) -> int | None:
     """Return the sum of a value over the library or its parts; None if the value of one is unknown."""
-    numbers = list(numbers)
-    known = [number for number in numbers if number is not None]
-    return sum(known) if known and len(known) == len(numbers) else None
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 MAX_SHOWN: Final = 200

@@ -267,7 +267,7 @@ def _choose_id(store: LocalStore, began_s: float) -> str:
     earlier = [name for name in list_ids(store) if set(name) <= set(_DIGITS)]
     if earlier:
         digits = enumerate(reversed(earlier[-1]))
-        number = sum(_DIGITS.index(digit) * len(_DIGITS) ** place for place, digit in digits)
+        number = sum(_DIGITS.index(digit) * len(_DIGITS) ** power for power, digit in digits)
         ticks = max(ticks, number + 1)
     while _path(store, _encode(ticks)).exists():
         ticks += 1
@@ -276,7 +276,7 @@ def _choose_id(store: LocalStore, began_s: float) -> str:
 
 def _encode(number: int) -> str:
     base = len(_DIGITS)
-    digits = [_DIGITS[number // base**place % base] for place in reversed(range(_ID_LENGTH))]
+    digits = [_DIGITS[number // base**power % base] for power in reversed(range(_ID_LENGTH))]
     return "".join(digits)
 
 

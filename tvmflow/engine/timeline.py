@@ -90,7 +90,7 @@ class TimelineRecording:
         self._lock = threading.Lock()
         self._began_s = time.time()
         self._begun: dict[str, float] = {}
-        self._places: dict[str, tuple[int, str]] = {}
+        self._workers: dict[str, tuple[int, str]] = {}
         self._stages: list[TimedStage] = []
         self._spans: list[tuple[str, str, float, float, str, Mapping[str, Json]]] = []
         self._left_out = 0
@@ -108,13 +108,13 @@ class TimelineRecording:
             elif kind == spans.EVENT:
                 self._left_out += 1
             elif kind == PLACE:
-                self._places[stage_id] = (event["pid"], event["worker"])
+                self._workers[stage_id] = (event["pid"], event["worker"])
             elif kind == "stage_started":
                 self._begun[stage_id] = now_s
             elif kind == "stage_finished":
                 times = self._begun.pop(stage_id, now_s), now_s
-                place = self._places.pop(stage_id, (0, ""))
-                self._stages.append(TimedStage(stage_id, event["outcome"], *times, (), *place))
+                worker = self._workers.pop(stage_id, (0, ""))
+                self._stages.append(TimedStage(stage_id, event["outcome"], *times, (), *worker))
         if kind not in (spans.EVENT, PLACE):
             self._on_event(event)
 
@@ -258,7 +258,7 @@ class CriticalChain(NamedTuple):
 
 def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dict[str, str]]:
     """Return when each stage ends with `jobs` workers, and the stage whose end let it begin, or nothing."""
-    order = {stage: place for place, stage in enumerate(work)}
+    order = {stage: index for index, stage in enumerate(work)}
     left = {stage: len(item.needs) for stage, item in work.items()}
     needed_by: dict[str, list[str]] = {stage: [] for stage in work}
     for stage, item in work.items():
@@ -274,8 +274,8 @@ def schedule(work: Mapping[str, Work], jobs: int) -> tuple[dict[str, float], dic
             stage = stages[heapq.heappop(ready)]
             causes[stage] = ended
             heapq.heappush(running, (now + work[stage].seconds, order[stage]))
-        now, place = heapq.heappop(running)
-        ended = stages[place]
+        now, index = heapq.heappop(running)
+        ended = stages[index]
         ends[ended] = now
         for later in needed_by[ended]:
             left[later] -= 1

@@ -344,7 +344,7 @@ class Graph:
             cuts.append((start, stop, axis, step))
         if not cuts:
             return value
-        lists = (list(numbers) for numbers in zip(*cuts, strict=True))
+        lists = (list(bounds) for bounds in zip(*cuts, strict=True))
         return self.add("Slice", value, *map(self.integers, lists))
 
     def bounds(self, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:

@@ -30,12 +30,12 @@ class OutputCount(NamedTuple):
     Attributes:
         output: The index of the output.
         axis: The axis; all axes before it have size 1.
-        place: The index of the count among the counts that `main` returns after its outputs.
+        count_index: The index of the count among the counts that `main` returns after its outputs.
     """
 
     output: int
     axis: int
-    place: int
+    count_index: int
 
 
 def write_counts(function: relax.Function, counts: Sequence[OutputCount]) -> relax.Function:
@@ -58,7 +58,7 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     mod = relax.transform.ToNonDataflow()(mod)
     main, fields = mod["main"], ir.list_outputs(mod["main"])
-    first_count = len(fields) - 1 - max(entry.place for entry in counts.values())
+    first_count = len(fields) - 1 - max(entry.count_index for entry in counts.values())
     kernels = {var: function for var, function in mod.functions_items() if var.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(kernels, mod.attrs, mod.global_infos))
     with builder.function("main", list(main.params)):
@@ -71,11 +71,11 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
             if (entry := counts.get(index)) is None:
                 results.append(field)
                 continue
-            if entry.place not in sizes:
-                count = relax.op.tensor_to_shape(fields[first_count + entry.place])
-                size = sizes[entry.place] = tirx.Var("size", "int64")
+            if entry.count_index not in sizes:
+                count = relax.op.tensor_to_shape(fields[first_count + entry.count_index])
+                size = sizes[entry.count_index] = tirx.Var("size", "int64")
                 builder.match_cast(builder.emit(count), relax.ShapeType([size]))
-            part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.place]])
+            part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.count_index]])
             results.append(builder.emit(part))
         builder.emit_func_output(relax.Tuple(results) if len(results) > 1 else results[0])
     cut = builder.get()

@@ -3,7 +3,7 @@
 A dimension is a variable of the same name in the shapes of the inputs. An attribute of `main` holds the dimensions, so
 that all passes know their ranges.
 
-Each kernel has its own variables. `with_numbers` gives it an attribute with tuning sizes for them. Schedule rules use
+Each kernel has its own variables. `with_tuning_sizes` gives it an attribute with tuning sizes for them. Schedule rules use
 these for estimates; the generated code is correct for all sizes.
 """
 
@@ -80,7 +80,7 @@ def with_dimensions(function: relax.Function, dimensions: Iterable[Dimension]) -
 def read_dimensions(function: relax.Function) -> tuple[Dimension, ...]:
     """Return the dimensions of `main`, sorted by name; empty for a model of fixed sizes."""
     entries = (function.attrs or {}).get(DIMENSIONS, {})
-    values = {str(name): tuple(map(int, numbers)) for name, numbers in entries.items()}
+    values = {str(name): tuple(map(int, sizes)) for name, sizes in entries.items()}
     return tuple(
         Dimension(
             name=name,
@@ -308,7 +308,7 @@ def with_kernel_symbols(
     return tirx.PrimFunc(params, renamed.body, renamed.ret_type, renamed.attrs), taken
 
 
-def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
+def with_tuning_sizes(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a lowered module whose kernels with dynamic shapes have their tuning sizes in attributes."""
     main = mod["main"]
     dimensions = read_dimensions(main)
@@ -320,7 +320,7 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         *(TuningSizes(main, sizes) for sizes in list_tuning_sizes(dimensions)),
         TuningSizes(main, compared),
     ]
-    numbers: dict[Any, list[dict[str, list[int]]]] = {}
+    sizes_of_calls: dict[Any, list[dict[str, list[int]]]] = {}
     multiples: dict[Any, dict[str, int]] = {}
     find_multiple = _make_multiple_finder(dimensions)
 
@@ -351,14 +351,14 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                     name = str(variable.name)
                     common[name] = math.gcd(common.get(name, 0), find_multiple(size))
                     found[name] = [point.size(size) for point in points]
-        numbers.setdefault(kernel, []).append(found)
+        sizes_of_calls.setdefault(kernel, []).append(found)
 
     # includes the functions of branches, whose variables are named like the dimensions
     for _, function in mod.functions_items():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-    for kernel, calls in numbers.items():
+    for kernel, calls in sizes_of_calls.items():
         decided: dict[str, int] = {}
         for name, values in (item for call in calls for item in call.items()):
             decided[name] = max(decided.get(name, 1), values[0])
@@ -366,17 +366,17 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         largest = max(calls, key=lambda call: math.prod(values[0] for values in call.values()))
         if decided:
             tuned = {name: values[1:] for name, values in largest.items()}
-            made[kernel] = with_size_numbers(mod[kernel], decided, tuned)
+            made[kernel] = with_tuned_sizes(mod[kernel], decided, tuned)
             if common := {name: n for name, n in multiples[kernel].items() if n > 1}:
                 made[kernel] = made[kernel].with_attr(MULTIPLES, common)
     return made
 
 
-def with_size_numbers(
-    kernel: tirx.PrimFunc, numbers: Mapping[str, int], tuned: Mapping[str, Sequence[int]]
+def with_tuned_sizes(
+    kernel: tirx.PrimFunc, decided: Mapping[str, int], tuned: Mapping[str, Sequence[int]]
 ) -> tirx.PrimFunc:
     """Return a kernel with the attributes `DYNAMIC_SHAPES` and `TUNED_SIZES`."""
-    kernel = kernel.with_attr(DYNAMIC_SHAPES, dict(numbers))
+    kernel = kernel.with_attr(DYNAMIC_SHAPES, dict(decided))
     return kernel.with_attr(TUNED_SIZES, {name: list(sizes) for name, sizes in tuned.items()})
 
 

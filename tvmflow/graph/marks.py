@@ -241,8 +241,8 @@ def _number_calls(mod: tvm.IRModule, numbers: dict[Any, int]) -> Iterator[tuple[
     """
     for name, function in _list_functions(mod):
         numbering = _Numbering(mod, numbers)
-        for place, param in enumerate(function.params):
-            numbering.variables[param] = numbering.intern("param", name, place)
+        for index, param in enumerate(function.params):
+            numbering.variables[param] = numbering.intern("param", name, index)
         for binding in ir.list_bindings(function.body):
             numbering.members = []
             numbering.variables[binding.var] = numbering.number(binding.value)

@@ -31,7 +31,7 @@ INJECTIVE: Final = {"op_pattern": 2}
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`.
 
-    `_replace` and `_rewrite` get the calls of `OPERATORS`. `numbers` holds the tuning sizes for dynamic shapes.
+    `_replace` and `_rewrite` get the calls of `OPERATORS`. `tuning_sizes` holds the tuning sizes for dynamic shapes.
     """
 
     OPERATORS: ClassVar[Collection[str]] = frozenset()
@@ -39,7 +39,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._main = mod["main"]
-        self.numbers = TuningSizes(mod["main"])
+        self.tuning_sizes = TuningSizes(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()
 

@@ -306,8 +306,8 @@ def draw_layers(label: str, model: QuantizeFacts) -> Iterator[Child]:
     yield element("h3", label)
     yield element("p", _describe_layers(model))
     measured = [
-        (place, layer.damage, layer)
-        for place, layer in enumerate(model.layers, 1)
+        (number, layer.damage, layer)
+        for number, layer in enumerate(model.layers, 1)
         if layer.damage is not None
     ]
     if len(measured) > 1:
@@ -329,20 +329,20 @@ def _describe_layers(model: QuantizeFacts) -> str:
 
 
 def _draw_damage(label: str, measured: list[tuple[int, float, LayerFacts]]) -> Markup:
-    x = Axis("layer", tuple(float(place) for place, *_ in measured), "{:.0f}".format)
+    x = Axis("layer", tuple(float(number) for number, *_ in measured), "{:.0f}".format)
     heights = tuple(max(damage, _LEAST) for _, damage, _ in measured)
     y = Axis("error of the outputs", heights, "{:.3%}".format, is_log=True)
     worst = sorted(measured, key=lambda entry: -entry[1])[:_LABELLED_LAYERS]
-    labelled = {place for place, *_ in worst}
+    labelled = {number for number, *_ in worst}
     marks = [
         Mark(
-            *(float(place), max(damage, _LEAST)),
+            *(float(number), max(damage, _LEAST)),
             f"{layer.name}: {damage:.3%}" + (f", float: {layer.reason}" if layer.reason else ""),
-            label=layer.name if place in labelled else "",
+            label=layer.name if number in labelled else "",
             series=_FLOATS if layer.reason else _INTEGERS,
             is_hollow=bool(layer.reason),
         )
-        for place, damage, layer in measured
+        for number, damage, layer in measured
     ]
     return plot(f"Error of each layer of {label}", x, y, draw_marks(marks, make_frame(x, y)))
 

@@ -548,9 +548,9 @@ class _Context:
         if tensors is self._tensors:
             return
         self._tensors = None
-        for place, name in enumerate(self._dimension_names):
+        for index, name in enumerate(self._dimension_names):
             if name in tensors.sizes:
-                status = self._functions["set_dimension"](self._handle, place, tensors.sizes[name])
+                status = self._functions["set_dimension"](self._handle, index, tensors.sizes[name])
                 self._check(status)
         for buffers, specs in ((self._inputs, tensors.inputs), (self._outputs, tensors.outputs)):
             for buffer, spec in zip(buffers, specs, strict=True):
@@ -611,10 +611,10 @@ class StepContext(_Context):
         self, sizes: Mapping[str, int], inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
         """Compute the next step into `outputs`; `sizes` holds all dimensions except the states' length."""
-        for place, name in enumerate(self._dimension_names):
-            if name in sizes and self._sizes.get(place) != sizes[name]:
-                self._check(self._functions["set_dimension"](self._handle, place, sizes[name]))
-                self._sizes[place] = sizes[name]
+        for index, name in enumerate(self._dimension_names):
+            if name in sizes and self._sizes.get(index) != sizes[name]:
+                self._check(self._functions["set_dimension"](self._handle, index, sizes[name]))
+                self._sizes[index] = sizes[name]
         for buffers, arrays in zip(self._arrays, (inputs, outputs), strict=True):
             for buffer, array in zip(buffers, arrays, strict=True):
                 buffer.data, buffer.bytes = address_of(array), array.nbytes
@@ -643,10 +643,10 @@ class StepContext(_Context):
         """Drop the oldest rows of the growing states."""
         self._check(self._functions["drop"](self._handle, count))
 
-    def read(self, place: int) -> bytes:
+    def read(self, index: int) -> bytes:
         """Return the elements of a state, dense in C order."""
         data, size = ctypes.c_void_p(), ctypes.c_size_t()
-        self._check(self._functions["state"](self._handle, place, data, size))
+        self._check(self._functions["state"](self._handle, index, data, size))
         return ctypes.string_at(data, size.value) if size.value else b""
 
     def seed(self, seed: int) -> None:

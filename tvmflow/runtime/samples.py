@@ -435,7 +435,7 @@ def _convert(array: Array, spec: TensorSpec, source: str) -> Array:
             return array.astype(spec.dtype)
     except FloatingPointError:
         raise StageError(
-            f"{source}: '{spec.name}' is {array.dtype} and has numbers beyond the range of {spec.dtype}, "
+            f"{source}: '{spec.name}' is {array.dtype} and has values beyond the range of {spec.dtype}, "
             "which the model takes",
             fix="scale the samples like the training data, or leave them out",
         ) from None

@@ -198,9 +198,9 @@ class Session:
         import numpy as np
 
         found = {}
-        for place, spec in enumerate(self._kept):
+        for index, spec in enumerate(self._kept):
             shape = evaluate_shape(spec.sizes or spec.shape, {self._length_name: self.length})
-            flat = np.frombuffer(self._context.read(place), dtype_of(spec.dtype))
+            flat = np.frombuffer(self._context.read(index), dtype_of(spec.dtype))
             found[spec.name] = flat.reshape(shape).copy()
         return found
 

@@ -281,11 +281,11 @@ def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
     subjects = signed.statement.subjects
     known_as = signed.statement.names.get(digest, "")
     # A moved file may have kept only the last part of its path.
-    place = _relative_name(path, signed)
-    name = next((candidate for candidate in (place, path.name) if candidate in subjects), None)
+    relative = _relative_name(path, signed)
+    name = next((candidate for candidate in (relative, path.name) if candidate in subjects), None)
     if name is not None and subjects[name] == digest:
         message = f"as delivered, {signed.signature}"
-        return Finding(path, True, message, signed, is_renamed=name != place)
+        return Finding(path, True, message, signed, is_renamed=name != relative)
     if name is not None and known_as:
         message = f"it is {quote(known_as)} under the name of {quote(name)}"
         return Finding(path, False, message, signed)

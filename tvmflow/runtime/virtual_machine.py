@@ -121,10 +121,10 @@ def _find_unique(
     inverse = inverse.reshape(-1)
     if not is_sorted:
         order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order))
         values = np.take(values, order, axis=axis or 0)
-        first, inverse, counts = first[order], place[inverse], counts[order]
+        first, inverse, counts = first[order], ranks[inverse], counts[order]
     wanted = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
     others = [send_array(found) for is_wanted, found in wanted if is_wanted]
     return (send_array(values), *others) if others else send_array(values)

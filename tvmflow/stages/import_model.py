@@ -249,10 +249,10 @@ def _advise_sizes(
         return True
 
     # sizes in the error message are candidates for `min`: min(n, 5) is constant from n = 5 on
-    numbers = sorted({int(number) for number in re.findall(r"\b\d{1,6}\b", message)})
-    for least in numbers[:_MAX_MINIMA]:
+    sizes = sorted({int(number) for number in re.findall(r"\b\d{1,6}\b", message)})
+    for size in sizes[:_MAX_MINIMA]:
         for index, entry in enumerate(dimensions):
-            raised = -(-least // entry.multiple_of) * entry.multiple_of
+            raised = -(-size // entry.multiple_of) * entry.multiple_of
             if entry.min < raised < entry.max:
                 changed = entry._replace(min=raised)
                 if is_possible([*dimensions[:index], changed, *dimensions[index + 1 :]]):

@@ -94,7 +94,7 @@ def read_quota(own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> int:
 
 def _parse_quota(*files: str) -> float:
     """Return the CPUs that the files grant, as quota / period in µs; `max` and -1 mean unlimited."""
-    numbers = " ".join(map(read_text, files)).split()
-    if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[1]):
-        return int(numbers[0]) / int(numbers[1])
+    words = " ".join(map(read_text, files)).split()
+    if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]):
+        return int(words[0]) / int(words[1])
     return _UNLIMITED

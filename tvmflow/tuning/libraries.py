@@ -154,8 +154,8 @@ class LibraryTimes(NamedTuple):
     def describe_speedup(self) -> dict[str, Any]:
         """Return the count of `pairs`, and the `speedup` with its confidence limits `low` and `high`."""
         low, high = self.pairs.limits
-        numbers = {"speedup": 1 / self.pairs.ratio, "low": 1 / high, "high": 1 / low}
-        rounded = {name: round(value, 4) for name, value in numbers.items()}
+        speedup = {"speedup": 1 / self.pairs.ratio, "low": 1 / high, "high": 1 / low}
+        rounded = {name: round(value, 4) for name, value in speedup.items()}
         return {"pairs": len(self.tuned), **rounded}
 
 
@@ -518,10 +518,10 @@ def list_unknown(
             and is_allowed(choice)
             and f"{choice_text(choice)} {choice_text(operator.by_rule)}" not in known
         ]
-        for place, choice in enumerate(unknown):
-            if place == len(rounds):
+        for index, choice in enumerate(unknown):
+            if index == len(rounds):
                 rounds.append({})
-            rounds[place][text] = choice
+            rounds[index][text] = choice
     return rounds
 
 

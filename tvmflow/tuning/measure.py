@@ -320,10 +320,10 @@ def time_candidate(
     steady = [timing] * len(looks)
     if not isinstance(kernel, LibraryKernel):
         # The first look shows how many calls fill a repeat, so TVM does not need to find it again.
-        numbers = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
+        call_counts = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
         steady = [
-            timing._replace(number=max(timing.number, number), min_repeat_ms=0)
-            for number in numbers
+            timing._replace(number=max(timing.number, count), min_repeat_ms=0)
+            for count in call_counts
         ]
     rows: list[list[float]] = [[] for _ in looks]
     for _ in range(_MAX_ROUNDS):

@@ -62,7 +62,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES
     from tvmflow.graph.ir import load_json
 
-    sizes = _list_size_numbers(function)
+    sizes = _list_kernel_sizes(function)
     for name in (*_IGNORED_ATTRIBUTES, *((DYNAMIC_SHAPES, TUNED_SIZES) if sizes else ())):
         if name in function.attrs:
             function = function.without_attr(name)
@@ -92,20 +92,20 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
             node["data"]["name_hint"] = string_node(f"b{blocks}")
             blocks += 1
     normalized = load_json(json.dumps(graph))
-    return _with_size_numbers(normalized, sizes) if sizes else normalized
+    return _with_sizes(normalized, sizes) if sizes else normalized
 
 
 # ---------------------------------------------------------------- dynamic shapes
 
 
-class _SizeNumbers(NamedTuple):
+class _KernelSize(NamedTuple):
     """The sizes of a size variable: `decided` for schedule decisions, `tuned` for measurements."""
 
     decided: int
     tuned: tuple[int, ...]
 
 
-def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
+def _list_kernel_sizes(function: tvm.tirx.PrimFunc) -> list[_KernelSize]:
     """Return the sizes of a kernel's size variables, in order; empty if a variable has none."""
     from tvmflow.graph.dynamic_shapes import DYNAMIC_SHAPES, TUNED_SIZES, list_size_variables
 
@@ -114,20 +114,20 @@ def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
     names = [str(var.name) for var in list_size_variables(function)]
     if not all(name in known and name in tuned for name in names):
         return []
-    return [_SizeNumbers(int(known[name]), tuple(map(int, tuned[name]))) for name in names]
+    return [_KernelSize(int(known[name]), tuple(map(int, tuned[name]))) for name in names]
 
 
-def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.IRModule:
+def _with_sizes(mod: tvm.IRModule, sizes: Sequence[_KernelSize]) -> tvm.IRModule:
     import tvm
 
-    from tvmflow.graph.dynamic_shapes import list_size_variables, with_size_numbers
+    from tvmflow.graph.dynamic_shapes import list_size_variables, with_tuned_sizes
 
     function = mod["main"]
     names = [str(var.name) for var in list_size_variables(function)]
     pairs = list(zip(names, sizes, strict=True))
-    numbers = {name: entry.decided for name, entry in pairs}
+    decided = {name: entry.decided for name, entry in pairs}
     tuned = {name: entry.tuned for name, entry in pairs}
-    return tvm.IRModule({"main": with_size_numbers(function, numbers, tuned)})
+    return tvm.IRModule({"main": with_tuned_sizes(function, decided, tuned)})
 
 
 def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
@@ -139,7 +139,7 @@ def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
     """Return the values of the size variables for each comparison of results; empty for fixed shapes."""
     from tvmflow.graph.dynamic_shapes import list_size_variables
 
-    variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
+    variables, sizes = list_size_variables(mod["main"]), _list_kernel_sizes(mod["main"])
     columns = zip(*(entry.tuned for entry in sizes), strict=True)
     return [dict(zip(variables, column, strict=True)) for column in columns]
 
@@ -152,11 +152,11 @@ def argument_shapes(
 
     from tvmflow.graph.ir import replace_variables
 
-    numbers = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+    values = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
 
     def evaluate(extent: Any) -> int:
-        if numbers and not isinstance(extent, int | tvm.tirx.IntImm):
-            extent = tvm.sym.Analyzer().simplify(replace_variables(extent, numbers))
+        if values and not isinstance(extent, int | tvm.tirx.IntImm):
+            extent = tvm.sym.Analyzer().simplify(replace_variables(extent, values))
         return int(extent)
 
     return [
@@ -187,9 +187,9 @@ def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
 
     function = mod["main"]
     if sizes:
-        numbers = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+        values = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
         tensors = [param for param in function.params if hasattr(param.ty, "shape")]
-        function = tvm.tirx.PrimFunc(tensors, replace_variables(function.body, numbers))
+        function = tvm.tirx.PrimFunc(tensors, replace_variables(function.body, values))
         mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     try:
         return float(tvm.s_tir.analysis.estimate_tir_flops(mod))

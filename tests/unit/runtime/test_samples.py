@@ -48,7 +48,7 @@ def test_numbers_that_float32_does_not_reach_are_refused(rows: int, tmp_path: Pa
     data = np.ones((rows, 3))
     data[0, 0], data[1, 1] = 1e300, np.inf
     path = save(tmp_path, data=data)
-    with pytest.raises(StageError, match=r"verify.data: 'data' is float64 and has numbers beyond"):
+    with pytest.raises(StageError, match=r"verify.data: 'data' is float64 and has values beyond"):
         _ = read(path).batches[0]
     data[0, 0] = -3e38
     np.testing.assert_array_equal(

@@ -87,8 +87,8 @@ def lower_device_kernels(
     """
     # drivers name files after kernels, so long names are cut
     names = {
-        name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{place}": name
-        for place, name in enumerate(sorted(kernels))
+        name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{index}": name
+        for index, name in enumerate(sorted(kernels))
     }
     functions = {
         tvm.ir.GlobalVar(short): _without_offsets(name, kernels[name]).with_attr(
@@ -214,7 +214,7 @@ class _Evaluation:
         self._scratch: list[int] = []
         self._tensors = len(function.params)
         # a buffer -> its index in the list of tensors
-        self._places: dict[Any, int] = {param: place for place, param in enumerate(function.params)}
+        self._places: dict[Any, int] = {param: index for index, param in enumerate(function.params)}
         self._values: dict[Any, Any] = {}
         self._analyzer = tvm.sym.Analyzer()
         self._run(function.body)
@@ -479,12 +479,14 @@ class DeviceWriter(Writer):
         for launch in (each for kernel in device.kernels.values() for each in kernel.launches):
             most = self._threads.get(launch.function, 0)
             self._threads[launch.function] = max(most, math.prod(launch.block))
-        self._functions = {name: place for place, name in enumerate(self._threads)}
+        self._functions = {name: position for position, name in enumerate(self._threads)}
         self._launched: dict[str, None] = {}
         self._most_pointers = 0
         outer = [*device.tensors.inputs.values(), *device.tensors.outputs.values()]
         # the calling program may replace these by its own device memory
-        self._outer = {storage: place for place, storage in enumerate(dict.fromkeys(outer), 1)}
+        self._outer = {
+            storage: position for position, storage in enumerate(dict.fromkeys(outer), 1)
+        }
         self._host_inputs: set[int] = set()
         # whether a copy from the device may still be running
         self._is_pending = False

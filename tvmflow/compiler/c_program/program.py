@@ -151,7 +151,7 @@ class Program:
 
     def count_described(self) -> int:
         """Return the number of the model's own outputs, without the counts that follow them."""
-        return len(self.outputs) - 1 - max((entry.place for entry in self.counts), default=-1)
+        return len(self.outputs) - 1 - max((entry.count_index for entry in self.counts), default=-1)
 
 
 Value = Any

@@ -374,8 +374,8 @@ class _Writer:
         # the kernel combines x and z to one workgroup index, and skips indices above the last field
         depth = -(-width // most)
         grid = [min(width, most), height, depth]
-        numbers = [*map(_bits, launch.scalars), width - 1]
-        return [self._numbers_of_functions[launch.function], arguments, grid, numbers]
+        fields = [*map(_bits, launch.scalars), width - 1]
+        return [self._numbers_of_functions[launch.function], arguments, grid, fields]
 
 
 def _list_tensors(step: Step) -> list[Storage]:

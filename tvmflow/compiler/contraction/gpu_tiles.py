@@ -174,7 +174,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
     """Yield the tiles that fit a GPU; with many registers, the largest blocks rarely run."""
     for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
         sums = tile.rows * tile.columns if tile.groups > 1 else 0
-        numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
+        floats = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
         # the results, the multiplicands of this step and of the next one, and addresses
         registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
         if (
@@ -182,7 +182,7 @@ def _list_tiles(depth: int, device: Device) -> Iterator[Tile]:
             # each thread adds up at least one result over all groups
             and tile.groups <= tile.results
             and 2 * tile.groups * tile.threads <= device.threads
-            and 4 * numbers <= device.shared_bytes
+            and 4 * floats <= device.shared_bytes
             and registers <= device.registers
         ):
             yield tile

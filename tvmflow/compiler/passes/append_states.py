@@ -68,10 +68,10 @@ class _StateRewriter(MainRewriter):
         """Convert states that are outputs back to the layout of the model."""
         fields = [self.visit_expr(field) for field in op.fields]
         if op.same_as(self._result):
-            for place, field in enumerate(fields):
+            for index, field in enumerate(fields):
                 if exits := self._exits.get(self.resolve(field)):
                     after, outward = exits
-                    fields[place] = self._call(
+                    fields[index] = self._call(
                         EXIT, functools.partial(topi.transpose, axes=outward), after
                     )
         return relax.Tuple(fields)

@@ -116,7 +116,7 @@ class _IntegerCaster(MainRewriter):
         shape = ir.known_shape(data)
         at = axis % len(shape)
         # the indices are a tensor, because TVM promotes comparisons of loop variables
-        numbers = relax.const(np.arange(shape[at], dtype=_INT32))
+        positions = relax.const(np.arange(shape[at], dtype=_INT32))
         limit = tirx.min_value if largest else tirx.max_value
 
         def prefer(one: Any, other: Any) -> Any:
@@ -126,13 +126,13 @@ class _IntegerCaster(MainRewriter):
             position = tirx.Select(is_chosen, one[0], other[0])
             return position, tirx.Select(is_beyond, one[1], other[1])
 
-        def find(tensor: te.Tensor, numbers: te.Tensor) -> te.Tensor:
+        def find(tensor: te.Tensor, positions: te.Tensor) -> te.Tensor:
             along = te.reduce_axis((0, shape[at]), "along")
             outer = [*shape[:at], *([1] if keeps_axis else []), *shape[at + 1 :]]
 
             def element(*indices: Any) -> Any:
                 position = (*indices[:at], along, *indices[at + keeps_axis :])
-                return reducer((numbers(along), tensor(*position)), axis=along)
+                return reducer((positions(along), tensor(*position)), axis=along)
 
             reducer = te.comm_reducer(
                 prefer, lambda position, number: (tirx.const(-1, position), limit(number))
@@ -141,7 +141,7 @@ class _IntegerCaster(MainRewriter):
             return te.compute(outer, lambda *indices: found[0](*indices), "places")
 
         name = "argmax" if largest else "argmin"
-        return self.builder_.emit_te(find, data, numbers, primfunc_name_hint=name)
+        return self.builder_.emit_te(find, data, positions, primfunc_name_hint=name)
 
 
 class _ConstantCaster(MainRewriter):

@@ -140,7 +140,7 @@ class _AttentionFuser(TargetRewriter):
             batch=sizes[0],
             queries=queries,
             keys=keys,
-            typical=attention.Typical(*map(self.numbers.size, sizes)),
+            typical=attention.Typical(*map(self.tuning_sizes.size, sizes)),
             depth=depth,
             values=shape[-1],
             operands=tuple(operands),

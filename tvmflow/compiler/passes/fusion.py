@@ -46,10 +46,10 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
     """
     limited = ir.copy_module(mod)
     products: set[Any] = set()
-    numbers = TuningSizes(mod["main"])
+    tuning_sizes = TuningSizes(mod["main"])
     for var, value in ir.DataFlow(mod["main"]).values.items():
         call = ir.as_call(value, "relax.call_tir")
-        shape = numbers.shape(var)
+        shape = tuning_sizes.shape(var)
         if call is None or shape is None:
             continue
         kernel = mod[call.args[0]]
@@ -57,7 +57,7 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
         sources = [source for source in ir.list_variables(call.args[1]) if source in products]
         if pattern == rewriter.TAKES_EPILOGUE[_PATTERN] or (pattern in _FUSED_PATTERNS and sources):
             products.add(var)
-        sizes = [math.prod(numbers.shape(source) or ()) for source in sources]
+        sizes = [math.prod(tuning_sizes.shape(source) or ()) for source in sources]
         if pattern in _FUSED_PATTERNS and any(size < math.prod(shape) for size in sizes):
             limited[call.args[0]] = kernel.with_attrs(rewriter.TAKES_EPILOGUE)
     return limited
@@ -263,7 +263,7 @@ class _ReshapeRewriter(rewriter.MainRewriter):
         while any(left):
             if is_whole and all(left):
                 groups.append(([], []))
-            own, other = map(self.numbers.size, _counts(groups[-1], before, after))
+            own, other = map(self.tuning_sizes.size, _counts(groups[-1], before, after))
             side = 0 if left[0] and (own <= other or not left[1]) else 1
             groups[-1][side].append(left[side].pop(0))
             counts = _counts(groups[-1], before, after)

@@ -161,7 +161,7 @@ class MatmulPacker(TargetRewriter):
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args
         return (
-            len(self.numbers.shape(data) or ()) >= 2
+            len(self.tuning_sizes.shape(data) or ()) >= 2
             and len(ir.shape_of(weights) or ()) == 2
             and all(map(self.is_float, (data, weights, call)))
             and self.flow.is_weight(weights)
@@ -171,7 +171,7 @@ class MatmulPacker(TargetRewriter):
     def _pad_product(self, call: Any, weights: Any) -> tuple[int | None, int]:
         """Return the numbers of rows (None if dynamic) and columns, padded so that tiles divide them."""
         data = call.args[0]
-        (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
+        (depth, columns), shape = ir.known_shape(weights), self.tuning_sizes.shape(data)
         assert shape is not None, "the product is supported"
         cpu = self._cpu
         vectors = -(-columns // cpu.lanes)
@@ -366,7 +366,7 @@ class BatchedMatmulPacker(TargetRewriter):
             # dot products of contiguous data are vectorized as reductions
             return None
         depth = (sizes_of(call.args[0]) or ())[-1]
-        typical = (*(self.numbers.shape(call) or ()), self.numbers.size(depth))
+        typical = (*(self.tuning_sizes.shape(call) or ()), self.tuning_sizes.size(depth))
         kernel = self._make_kernel(known, shape, depth, typical)
         arguments = [self.visit_expr(view.tensor) for view in known]
         return self.call_function(kernel, "batched_matmul", arguments, shape)
@@ -374,7 +374,7 @@ class BatchedMatmulPacker(TargetRewriter):
     def _is_ragged(self, call: Any) -> bool:
         """Return whether the columns of a matmul of two activations may not fill whole vectors."""
         tensors = (*call.args, call)
-        shapes = map(self.numbers.shape, tensors)
+        shapes = map(self.tuning_sizes.shape, tensors)
         if not all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes):
             return False
         columns = (sizes_of(call) or ())[-1]

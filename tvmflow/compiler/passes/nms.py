@@ -154,17 +154,17 @@ def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -
     with define_flat_kernel("non_max_suppression", kinds) as (builder, buffers):
         *inputs, selected, count = buffers
         kept = B.buffer_proxy(B.alloc_buffer((groups * most,), "int32"))
-        numbers = B.buffer_proxy(B.alloc_buffer((groups,), "int32"))
+        counts = B.buffer_proxy(B.alloc_buffer((groups,), "int32"))
         with loop_over(groups, is_parallel) as group:
-            numbers[group] = _emit_group(operator, inputs, group, (classes, n, most), kept)
+            counts[group] = _emit_group(operator, inputs, group, (classes, n, most), kept)
         total = Variable.allocate(tirx.const(0, "int32"))
         with B.serial(groups) as group:
-            with B.serial(numbers[group]) as position:
+            with B.serial(counts[group]) as position:
                 row = (total.get() + position) * SELECTED_COLUMNS
                 values = (group // classes, group % classes, kept[group * most + position])
                 for column, value in enumerate(values):
                     selected[row + column] = tirx.Cast("int64", value)
-            total.set(total.get() + numbers[group])
+            total.set(total.get() + counts[group])
         with B.serial((operator.rows - total.get()) * SELECTED_COLUMNS) as position:
             selected[total.get() * SELECTED_COLUMNS + position] = tirx.const(0, "int64")
         count[0] = tirx.Cast("int64", total.get())
@@ -296,24 +296,24 @@ class _Groups(NamedTuple):
             masks[image, box, word] = bits[0]
         removed = _allocate((self.groups, words), "uint32")
         kept = _allocate((self.groups, self.boxes), "int32")
-        numbers = _allocate((self.groups,), "int32")
+        counts = _allocate((self.groups,), "int32")
         with launch_threads(self.groups) as (group,):
             image = group // (self.groups // self.images)
-            numbers[group] = T.int32(0)
+            counts[group] = T.int32(0)
             with B.serial(words) as word:
                 removed[group, word] = T.uint32(0)
             with (
                 B.serial(self.boxes) as position,
-                when(self.may_keep(group, position, numbers[group])),
+                when(self.may_keep(group, position, counts[group])),
             ):
                 box = B.Bind(self.box(group, position))
                 is_removed = removed[group, box // _BITS] & _bit(box % _BITS)
                 with when(tirx.EQ(is_removed, T.uint32(0))):
-                    kept[group, numbers[group]] = position
-                    numbers[group] = numbers[group] + 1
+                    kept[group, counts[group]] = position
+                    counts[group] = counts[group] + 1
                     with B.serial(words) as word:
                         removed[group, word] = removed[group, word] | masks[image, box, word]
-        return kept, numbers
+        return kept, counts
 
 
 def _bit(position: Any) -> Any:
@@ -325,7 +325,7 @@ def _allocate(shape: Sequence[int], dtype: str) -> Any:
 
 
 def _list_extents(rows: Any) -> list[Any]:
-    """Return the numbers of images, rows and columns; dynamic ones as variables of the kernel."""
+    """Return the counts of images, rows and columns; dynamic ones as variables of the kernel."""
     named = zip(("images", "rows", "columns"), known_sizes(rows), strict=True)
     return [tirx.Var(name, "int64") if is_dynamic(size) else size for name, size in named]
 
@@ -371,7 +371,7 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
             may_keep=may_keep,
             overlap=overlaps,
         )
-        kept, numbers = groups.emit_selection()
+        kept, counts = groups.emit_selection()
         with launch_threads(operator.rows) as (row,):
             start = allocate_registers(1, dtype="int32")
             start[0] = T.int32(0)
@@ -379,12 +379,12 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
                 selected[row, column] = T.int64(0)
             with B.serial(batch * classes) as group:
                 position = row - start[0]
-                with when(tirx.all(position >= 0, position < numbers[group])):
+                with when(tirx.all(position >= 0, position < counts[group])):
                     box = box_of(group, kept[group, position])
                     values = (group // classes, group % classes, box)
                     for column, value in enumerate(values):
                         selected[row, column] = tirx.Cast("int64", value)
-                start[0] = start[0] + numbers[group]
+                start[0] = start[0] + counts[group]
             with when(tirx.EQ(row, 0)):
                 count[0] = tirx.Cast("int64", start[0])
     return builder.get()
@@ -415,8 +415,8 @@ def _make_multibox_kernel(is_gpu: bool, operator: MultiboxDetection, *operands: 
                 out[b, i, c] = rows[b, position, c]
         if operator.suppresses:
             overlap = functools.partial(_multibox_overlap, operator, dtype)
-            kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
-            with iterate(batch, n) as (b, i), when(i < numbers[b]):
+            kept, counts = _select_rows(is_gpu, order, kept_count, read, overlap)
+            with iterate(batch, n) as (b, i), when(i < counts[b]):
                 position = kept[b, i]
                 out[b, position, 0] = rows[b, order[b, position], 0]
     return builder.get()
@@ -435,10 +435,10 @@ def _make_box_kernel(is_gpu: bool, operator: BoxNms, *operands: Any) -> Any:
             return tirx.min(count[b], operator.top)
 
         overlap = functools.partial(_box_overlap, operator, dtype)
-        kept, numbers = _select_rows(is_gpu, order, kept_count, read, overlap)
+        kept, counts = _select_rows(is_gpu, order, kept_count, read, overlap)
         with iterate(batch, n, width) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)
-            with when(i < numbers[b]):
+            with when(i < counts[b]):
                 out[b, i, c] = rows[b, order[b, kept[b, i]], c]
     return builder.get()
 
@@ -466,10 +466,10 @@ def _select_rows(
             overlap=lambda b, i, j: tirx.all(*overlap(read(b, i), read(b, j))),
         )
         return groups.emit_selection()
-    kept, numbers = _allocate((batch, n), "int32"), _allocate((batch,), "int32")
+    kept, counts = _allocate((batch, n), "int32"), _allocate((batch,), "int32")
     removed = _allocate((n,), "int32")
     with B.serial(batch) as b:
-        numbers[b] = T.int32(0)
+        counts[b] = T.int32(0)
         values = read(b, order[b, 0])
         compared = _allocate((n, len(values)), str(values[0].ty.dtype))
         with B.serial(count(b)) as i:
@@ -481,11 +481,11 @@ def _select_rows(
             return [compared[i, position] for position in range(len(values))]
 
         with B.serial(count(b)) as i, when(tirx.EQ(removed[i], 0)):
-            kept[b, numbers[b]] = i
-            numbers[b] = numbers[b] + 1
+            kept[b, counts[b]] = i
+            counts[b] = counts[b] + 1
             with B.serial(count(b) - i - 1) as k, ExitStack() as guard:
                 j = B.Bind(i + 1 + k)
                 for condition in (tirx.EQ(removed[j], 0), *overlap(find(i), find(j))):
                     guard.enter_context(when(condition))
                 removed[j] = T.int32(1)
-    return kept, numbers
+    return kept, counts

@@ -100,7 +100,7 @@ def _find_steps(rewriter: MainRewriter, resize: Resize, data: Any) -> dict[int, 
                 found[axis] = steps
             continue
         factors = (n for n in range(2, _MAX_FACTOR + 1) if same_size(source * n, size))
-        factor, checked = next(factors, 0), {rewriter.numbers.size(source), *_CHECKED_SOURCES}
+        factor, checked = next(factors, 0), {rewriter.tuning_sizes.size(source), *_CHECKED_SOURCES}
         repeats = (find(n, n * factor) == Steps(n * factor, 0, 1, factor) for n in checked)
         if factor and all(repeats):
             found[axis] = Steps(None, 0, 1, factor)
@@ -114,7 +114,7 @@ class ResizeRewriter(MainRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         resize = as_resize(call)
-        source, target = self.numbers.shape(call.args[0]), self.numbers.shape(call)
+        source, target = self.tuning_sizes.shape(call.args[0]), self.tuning_sizes.shape(call)
         if resize is None or source is None or target is None or self.flow.is_weight(call.args[0]):
             return None
         data, last = rewritten.args[0], len(target) - 1

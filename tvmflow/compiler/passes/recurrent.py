@@ -60,7 +60,7 @@ class RecurrentRewriter(TargetRewriter):
             units=units,
             lanes=lanes,
             factors=1 if is_gpu or cpu is None else max(1, cpu.multiplicand_lanes),
-            typical=(self.numbers.size(steps), self.numbers.size(batch)),
+            typical=(self.tuning_sizes.size(steps), self.tuning_sizes.size(batch)),
             dots=None if integers is None else self._find_dots(operands, lanes),
         )
         return _Lowering(self, layer, operands, integers).lower(is_gpu)

@@ -45,7 +45,7 @@ class ReductionSplitter(MainRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         name = ir.operator_name(call)
-        shape, results = self.numbers.shape(call.args[0]), ir.shape_of(call)
+        shape, results = self.tuning_sizes.shape(call.args[0]), ir.shape_of(call)
         if ir.dtype_of(call.args[0]) not in _SPLIT_DTYPES[name] or shape is None or results is None:
             return None
         elements, last = math.prod(shape), len(shape) - 1
@@ -133,7 +133,7 @@ class ArgReduceRewriter(TargetRewriter):
 
     def _find(self, call: Any, *, is_largest: bool) -> ArgReduction | None:
         data, axis = call.args[0], call.attrs.axis
-        shape, typical = sizes_of(data), self.numbers.shape(data)
+        shape, typical = sizes_of(data), self.tuning_sizes.shape(data)
         if not shape or not typical or 0 in typical or self.flow.is_weight(data):
             return None
         last = len(shape) - 1
@@ -282,7 +282,7 @@ class ScanRewriter(TargetRewriter):
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         data, attrs = call.args[0], call.attrs
-        shape, typical, dtype = sizes_of(call), self.numbers.shape(call), ir.dtype_of(call)
+        shape, typical, dtype = sizes_of(call), self.tuning_sizes.shape(call), ir.dtype_of(call)
         if attrs.axis is None or ir.dtype_of(data) != dtype or self.flow.is_weight(data):
             return None
         axis = int(attrs.axis) % len(shape) if shape else 0
@@ -349,7 +349,7 @@ class ScatterRewriter(TargetRewriter):
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
         data, indices, updates = call.args
         shape, index_shape, updated = map(sizes_of, (data, indices, updates))
-        typical = [self.numbers.shape(tensor) or () for tensor in (data, indices)]
+        typical = [self.tuning_sizes.shape(tensor) or () for tensor in (data, indices)]
         dtype, index_dtype = map(ir.dtype_of, (data, indices))
         combine = _COMBINATIONS.get(str(call.attrs.reduction))
         if not shape or not index_shape or updated is None or combine is None:

@@ -36,7 +36,7 @@ class SortRewriter(TargetRewriter):
     OPERATORS = ir.operators("sort argsort topk")
 
     def _rewrite(self, call: Any, rewritten: Any) -> Any:
-        sort, cpu = _as_sort(call, self.numbers), self._context.cpu
+        sort, cpu = _as_sort(call, self.tuning_sizes), self._context.cpu
         if sort is None:
             return None
         cores, lanes = (cpu.cores, cpu.lanes) if cpu else (1, _NARROW_LANES)
@@ -52,10 +52,10 @@ class SortRewriter(TargetRewriter):
         return self.emit(relax.call_tir(variable, [rewritten.args[0]], results))
 
 
-def _as_sort(call: Any, numbers: TuningSizes) -> Sort | None:
+def _as_sort(call: Any, tuning_sizes: TuningSizes) -> Sort | None:
     """Return the sort that an operator computes; None for a dynamic row length or another dtype."""
     name, attrs, data = ir.operator_name(call), call.attrs, call.args[0]
-    shape, typical = sizes_of(data), numbers.shape(data)
+    shape, typical = sizes_of(data), tuning_sizes.shape(data)
     if not shape or not typical:
         return None
     axis, is_top = int(attrs.axis) % len(shape), name == "relax.topk"

@@ -138,8 +138,8 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     extents = [axis.dom.extent for axis in axes]
     realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
-    numbers = _read_numbers(schedule)
-    sizes = {var: _prime_up_to(number) for var, number in numbers.items()}
+    tuning_sizes = _read_tuning_sizes(schedule)
+    sizes = {var: _prime_up_to(size) for var, size in tuning_sizes.items()}
     lengths = tuple(_choose_length(extent, sizes) for extent in extents)
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
@@ -164,7 +164,9 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         output=stmt.body.buffer,
         dynamic_axes=frozenset(position for position, value in enumerate(is_dynamic) if value),
         sizes=sizes,
-        typical_extents=tuple(evaluate_size(extent, numbers) or 1 for extent in extents[:rank]),
+        typical_extents=tuple(
+            evaluate_size(extent, tuning_sizes) or 1 for extent in extents[:rank]
+        ),
     )
 
 
@@ -172,7 +174,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 # Rules need concrete sizes. They take a prime number for a dynamic length, so that no vectors or tiles divide it.
 
 
-def _read_numbers(schedule: Schedule) -> dict[Any, int]:
+def _read_tuning_sizes(schedule: Schedule) -> dict[Any, int]:
     """Return the tuning size of each variable in the shapes of a kernel with dynamic shapes."""
     function = schedule.mod["main"]
     known = (function.attrs or {}).get(DYNAMIC_SHAPES, {})
@@ -193,8 +195,8 @@ def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
     if isinstance(size, tirx.Var):
         return sizes.get(size)
     if sizes and not isinstance(size, tirx.IntImm):
-        numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
-        size = tvm.sym.Analyzer().simplify(replace_variables(size, numbers))
+        values = {var: tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+        size = tvm.sym.Analyzer().simplify(replace_variables(size, values))
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
 
@@ -214,7 +216,7 @@ def loop_length(schedule: Schedule, loop: Any) -> int:
     extent = schedule.get(loop).extent
     if isinstance(extent, tirx.IntImm):
         return int(extent)
-    primes = {var: _prime_up_to(number) for var, number in _read_numbers(schedule).items()}
+    primes = {var: _prime_up_to(number) for var, number in _read_tuning_sizes(schedule).items()}
     length = evaluate_size(extent, primes)
     return _UNKNOWN_SIZE if length is None else length
 

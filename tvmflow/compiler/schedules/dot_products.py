@@ -98,10 +98,10 @@ def _load_depthwise_intrinsic() -> str:
     order = [4 * term + lane for lane in range(4) for term in range(4)]
 
     def compute(data: Any, weights: Any, accumulators: Any) -> None:
-        numbers = weights.vload([0, 0], dtype="int8x16")
+        kernel_row = weights.vload([0, 0], dtype="int8x16")
         factors = tirx.Shuffle([data.vload([0, 0], dtype="int8x16")], order)
         before = accumulators.vload([0], dtype="int32x4")
-        value = call_llvm(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, numbers, factors)
+        value = call_llvm(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, kernel_row, factors)
         T.buffer_store(accumulators, value, [T.ramp(T.int32(0), 1, 4)])
 
     operands = (
@@ -191,14 +191,14 @@ def use_instruction(
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
     """Return the dot product as a function in LLVM IR, because TVM has no type for its operands."""
-    floats, words, numbers = (f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>")
+    floats, words, bfloats = (f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>")
     return f"""
-declare {floats} @{instruction}({floats}, {numbers}, {numbers})
+declare {floats} @{instruction}({floats}, {bfloats}, {bfloats})
 
 define {floats} @{_bfloat16_function(lanes)}({floats} %sums, {words} %data, {words} %weights) alwaysinline {{
-  %x = bitcast {words} %data to {numbers}
-  %w = bitcast {words} %weights to {numbers}
-  %result = call {floats} @{instruction}({floats} %sums, {numbers} %x, {numbers} %w)
+  %x = bitcast {words} %data to {bfloats}
+  %w = bitcast {words} %weights to {bfloats}
+  %result = call {floats} @{instruction}({floats} %sums, {bfloats} %x, {bfloats} %w)
   ret {floats} %result
 }}
 """
@@ -329,10 +329,10 @@ def _register_words(
     word = f"int{terms * tvm.DataType(dtype).bits}"
 
     def compute(data: Any, weights: Any, accumulators: Any) -> None:
-        numbers = data.vload([0], dtype=f"{dtype}x{terms}")
+        values = data.vload([0], dtype=f"{dtype}x{terms}")
         value = add(
             accumulators.vload([0], dtype=f"{total}x{lanes}"),
-            T.broadcast(tirx.reinterpret(word, numbers), lanes),
+            T.broadcast(tirx.reinterpret(word, values), lanes),
             weights.vload([0, 0], dtype=f"{weight}x{terms * lanes}"),
         )
         T.buffer_store(accumulators, value, [T.ramp(T.int32(0), 1, lanes)])

@@ -178,8 +178,8 @@ def _find_data(main: Block) -> Any:
 
 def _copy_data(schedule: Schedule, main: Block, cpu: CpuModel) -> SingleReduction | None:
     """Copy the data of a reduction in a block that computes nothing else."""
-    place = find_read(main.stmt, _find_data(main))
-    schedule.cache_read(main.handle, place, "global")
+    region = find_read(main.stmt, _find_data(main))
+    schedule.cache_read(main.handle, region, "global")
     copy, main, final = analyze_blocks(schedule) or []
     axes = analyze_axes(main, cpu)
     return axes and SingleReduction(copy, main, final, axes, copies_data=True)

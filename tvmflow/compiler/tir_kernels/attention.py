@@ -141,8 +141,8 @@ class _Emitter:
         length = operand.shape[-1] - SCALE_BYTES
 
         def byte_at(n: int) -> Any:
-            place = (length + n, column) if is_transposed else (row, length + n)
-            return buffer[operand.matrices.offset_of(matrix, *place)]
+            indices = (length + n, column) if is_transposed else (row, length + n)
+            return buffer[operand.matrices.offset_of(matrix, *indices)]
 
         return value * read_scale(byte_at)
 

@@ -141,7 +141,7 @@ def _write_states(model: DescribedModel, made: JavaClass) -> dict[str, str]:
         return dict.fromkeys(names, "")
     length = states.find_length_dimension(model.signature, model.dimensions)
     values = {"class": made.name, "length": str(-1 if length is None else length)}
-    for kind, places in states.list_step_places(model.signature).items():
+    for kind, places in states.list_step_indices(model.signature).items():
         values[kind] = "".join(f", {place}" for place in places)
     parts = (_FOLDER / _STATES).read_text().split(c_runtime.SEPARATOR)
     return {name: part % values for name, part in zip(names, parts, strict=True)}

@@ -150,9 +150,9 @@ def write_example(model: DescribedModel) -> list[str]:
         names[direction] = [
             word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
         ]
-        for place, (name, tensor) in enumerate(zip(names[direction], tensors, strict=True)):
+        for index, (name, tensor) in enumerate(zip(names[direction], tensors, strict=True)):
             kind = type_of(tensor["dtype"])
-            count = f"model.{word}_tensor({place}).size()" if sizes else math.prod(tensor["shape"])
+            count = f"model.{word}_tensor({index}).size()" if sizes else math.prod(tensor["shape"])
             memory.append(f"std::vector<{kind}> {name}({count});")
     inputs, outputs = (", ".join(names[direction]) for direction in ("inputs", "outputs"))
     return [
@@ -177,23 +177,23 @@ def _place_tensors(
     """Assign table indices to all tensors that libraries read and write."""
     inputs, outputs = signature["inputs"], signature["outputs"]
     table = [*inputs, *outputs]
-    places = {_key(tensor): place for place, tensor in enumerate(inputs)}
+    indices = {_key(tensor): index for index, tensor in enumerate(inputs)}
     free = {_key(tensor): len(inputs) + i for i, tensor in reversed(list(enumerate(outputs)))}
     arguments, results = [], []
     for library in libraries:
-        arguments.append([places[_key(tensor)] for tensor in library.model.signature["inputs"]])
+        arguments.append([indices[_key(tensor)] for tensor in library.model.signature["inputs"]])
         written = []
         for tensor in library.model.signature["outputs"]:
-            place = free.pop(_key(tensor), len(table))
-            if place == len(table):
+            index = free.pop(_key(tensor), len(table))
+            if index == len(table):
                 table.append(tensor)
-            places[_key(tensor)] = place
-            written.append(place)
+            indices[_key(tensor)] = index
+            written.append(index)
         results.append(written)
     copies = [
-        (place, places[_key(tensor)])
-        for place, tensor in enumerate(outputs, len(inputs))
-        if places[_key(tensor)] != place
+        (index, indices[_key(tensor)])
+        for index, tensor in enumerate(outputs, len(inputs))
+        if indices[_key(tensor)] != index
     ]
     return _Tensors(table, arguments, results, copies)
 
@@ -228,20 +228,20 @@ def _write_explanation(model: DescribedModel) -> Iterator[str]:
 
 def _write_table(tensors: _Tensors) -> dict[str, str]:
     shapes, rows = [], []
-    for place, tensor in enumerate(tensors.table):
+    for index, tensor in enumerate(tensors.table):
         shape = tensor["shape"]
-        span = f"{{shape{place}, {len(shape)}}}" if shape else "{}"
+        span = f"{{shape{index}, {len(shape)}}}" if shape else "{}"
         if shape:
             lengths = ", ".join(describe_shape(tensor))
-            shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
+            shapes.append(f"inline constexpr std::int64_t shape{index}[] = {{{lengths}}};")
         fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
         spec = TensorSpec.from_json(tensor)
         axis = "" if spec.bounded_axis is None else f", {spec.bounded_axis}"
         if spec.sizes:
             axis = axis or ", -1"
-            axis += f", {{sizes{place}, {len(shape)}}}"
+            axis += f", {{sizes{index}, {len(shape)}}}"
             texts = ", ".join(c_string(str(size)) for size in spec.sizes)
-            shapes.append(f"inline constexpr std::string_view sizes{place}[] = {{{texts}}};")
+            shapes.append(f"inline constexpr std::string_view sizes{index}[] = {{{texts}}};")
         rows.append(f"\n    {{{', '.join(fields)}, {spec.bytes}{axis}}},")
     return {
         "SHAPES": "\n".join(shapes),
@@ -276,10 +276,10 @@ def _write_dimensions(model: DescribedModel) -> dict[str, str]:
 def _write_states(model: DescribedModel) -> dict[str, str]:
     length = states.find_length_dimension(model.signature, model.dimensions)
     values = {"LENGTH_DIMENSION": str(-1 if length is None else length)}
-    for kind, places in states.list_step_places(model.signature).items():
+    for kind, indices in states.list_step_indices(model.signature).items():
         first = len(model.signature["inputs"]) if kind == "step_outputs" else 0
-        values[kind.upper()] = ", ".join(str(first + place) for place in places)
-        values[f"{kind.upper().removesuffix('S')}_COUNT"] = str(len(places))
+        values[kind.upper()] = ", ".join(str(first + index) for index in indices)
+        values[f"{kind.upper().removesuffix('S')}_COUNT"] = str(len(indices))
     return values
 
 

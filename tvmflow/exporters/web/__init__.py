@@ -213,7 +213,7 @@ def _write_state_types(built: BuiltModel) -> dict[str, str]:
     names = ("STATE_TYPES", "STATE_METHODS")
     if not built.signature.get("states"):
         return dict.fromkeys(names, "")
-    places = states.list_step_places(built.signature)
+    places = states.list_step_indices(built.signature)
     inputs, outputs = built.signature["inputs"], built.signature["outputs"]
     values = {
         "STATE_NAMES": " | ".join(javascript_value(inputs[i]["name"]) for i in places["states"]),

@@ -436,8 +436,8 @@ def _arange_like(op: Op) -> Value:
     total = math.prod(shape)
     if is_dynamic(total) and repeat == 1 and op.dtype() == "float32":
         ends = [op.graph.reshape(op.graph.integers([n]), ()) for n in (0, total, 1)]
-        places = op.graph.cast(op.add("Range", *ends), op.dtype())
-        values = op.add("Mul", places, op.number("step", 1.0))
+        indices = op.graph.cast(op.add("Range", *ends), op.dtype())
+        values = op.add("Mul", indices, op.number("step", 1.0))
         return op.graph.reshape(op.add("Add", values, op.number("start", 0.0)), shape)
     shape = op.fixed(shape)
     total = math.prod(shape)

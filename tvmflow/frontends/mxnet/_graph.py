@@ -109,8 +109,8 @@ class _Conversion(NamedTuple):
         self, index: int, node: Node, values: Mapping[int, Sequence[Value]]
     ) -> list[Value]:
         inputs = [
-            self._pick(values, source, output) if _reads(node, place) else None
-            for place, (source, output) in enumerate(node.inputs)
+            self._pick(values, source, output) if _reads(node, operand) else None
+            for operand, (source, output) in enumerate(node.inputs)
         ]
         names = [self.symbol.nodes[source].name for source, _ in node.inputs]
         self.graph.prefix = node.name

@@ -734,9 +734,9 @@ def _rnn(op: Op) -> list[Value]:
     # Gluon leaves the batch of its zeros open, as 0
     states = [
         op.filled(0.0, state_shape, op.dtype())
-        if op.sizes(place)[1:2] == (0,)
-        else op.expect_shape(place, state_shape)
-        for place in range(2, 3 + has_cell_state)
+        if op.sizes(index)[1:2] == (0,)
+        else op.expect_shape(index, state_shape)
+        for index in range(2, 3 + has_cell_state)
     ]
     position = 0
 

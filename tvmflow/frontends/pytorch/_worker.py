@@ -192,7 +192,7 @@ def _hold_buffers(
     [*_, last] = graph.find_nodes(op="placeholder")
     inputs = [spec for spec in signature.input_specs if spec.target not in buffers]
     results = [spec for spec in signature.output_specs if spec.kind == kinds.OutputKind.USER_OUTPUT]
-    place = len(results) - inner_tensors
+    position = len(results) - inner_tensors
     contents = []
     for name in reversed(buffers):
         last.append(nodes[values[name]])
@@ -203,8 +203,8 @@ def _hold_buffers(
         argument = kinds.TensorArgument(name=values[name])
         inputs.append(kinds.InputSpec(kinds.InputKind.USER_INPUT, argument, None))
         argument = kinds.TensorArgument(name=following[name] if name in changed else values[name])
-        results.insert(place, kinds.OutputSpec(kinds.OutputKind.USER_OUTPUT, argument, None))
-        place += 1
+        results.insert(position, kinds.OutputSpec(kinds.OutputKind.USER_OUTPUT, argument, None))
+        position += 1
     signature.input_specs[:], signature.output_specs[:] = inputs, results
     graph.output_node().args = (tuple(nodes[spec.arg.name] for spec in results),)
     count = sum(spec.kind == kinds.InputKind.USER_INPUT for spec in inputs)

@@ -209,13 +209,13 @@ def _slice(operation: Operation) -> None:
     slices = {}
     for axis, (begin, size) in enumerate(zip(operation.sizes(1), operation.sizes(2), strict=True)):
         is_rest = not is_dynamic(size) and size == -1
-        place = axis_in(axis, value.rank, first)
-        extent = value.shape[place]
+        position = axis_in(axis, value.rank, first)
+        extent = value.shape[position]
         if not any(map(is_dynamic, (begin, size, extent))) and not (
             0 <= begin <= extent and (is_rest or 0 <= size <= extent - begin)
         ):
             raise operation.refusal(f"of {size} entries from {begin} along an axis of {extent}")
-        slices[place] = slice(begin, None if is_rest else begin + size)
+        slices[position] = slice(begin, None if is_rest else begin + size)
     operation.write(operation.graph.cut(value, slices), first=first)
 
 
@@ -300,9 +300,9 @@ def _one_hot(operation: Operation) -> None:
     axis = operation.checked_axis(operation.options["axis"], indices.rank + 1)
     if not 0 <= depth <= MAX_COUNT:
         raise operation.refusal(f"of depth {depth:,}")
-    places = graph.constant(range(depth), indices.dtype)
-    places = graph.reshape(places, [depth] + [1] * (indices.rank - axis))
-    is_selected = graph.add("Equal", graph.expand_dims(indices, axis), places)
+    classes = graph.constant(range(depth), indices.dtype)
+    classes = graph.reshape(classes, [depth] + [1] * (indices.rank - axis))
+    is_selected = graph.add("Equal", graph.expand_dims(indices, axis), classes)
     operation.write(graph.add("Where", is_selected, operation.real(2), operation.real(3)))
 
 

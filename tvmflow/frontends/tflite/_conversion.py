@@ -50,11 +50,11 @@ def convert(
     """Return the ONNX model, whose last outputs are the intermediate tensors, and the number of these."""
     graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
-    numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
+    indices = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
     names = list_inner(
-        tensors, dict(model.outputs), numbers, "name a tensor as netron.app shows it"
+        tensors, dict(model.outputs), indices, "name a tensor as netron.app shows it"
     )
-    inner = {name: numbers[name] for name in names}
+    inner = {name: indices[name] for name in names}
     outputs = [*model.outputs, *inner.items()]
     specs = {spec.name: spec for spec in inputs}
     for number, name in model.inputs.items():
@@ -288,9 +288,9 @@ def _lstm(operation: Operation) -> None:
     gates = [gate for gate in range(4) if operation.has(1 + gate)]
     hidden, cell = operation.real(18), operation.real(19)
     peepholes = {
-        gate: operation.real(9 + place)
-        for place, gate in enumerate((_INPUT, _FORGET, _OUTPUT))
-        if operation.has(9 + place)
+        gate: operation.real(9 + index)
+        for index, gate in enumerate((_INPUT, _FORGET, _OUTPUT))
+        if operation.has(9 + index)
     }
     inward, recurrent = (
         _join_gates(operation, [operation.weight(first + gate, (1, 0)) for gate in gates], 1)
@@ -491,9 +491,9 @@ def _arg(operation: Operation, name: str) -> None:
 
 def _top_k(operation: Operation) -> None:
     count = operation.graph.integers(operation.integers(1))
-    values, places = operation.graph.add_several("TopK", 2, operation.real(), count, axis=-1)
+    values, indices = operation.graph.add_several("TopK", 2, operation.real(), count, axis=-1)
     operation.write(values)
-    operation.write(operation.graph.cast(places, operation.output_dtype(1)), 1)
+    operation.write(operation.graph.cast(indices, operation.output_dtype(1)), 1)
 
 
 def _cumsum(operation: Operation) -> None:

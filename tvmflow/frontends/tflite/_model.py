@@ -55,12 +55,12 @@ class Table:
 
     def number(self, number: int, code: str, default: float = 0) -> Any:
         """Return the number in a field; `code` is its `struct` format character."""
-        place = self._place(number)
-        return default if place is None else _read(self._data, place, code)
+        offset = self._find_field(number)
+        return default if offset is None else _read(self._data, offset, code)
 
     def table(self, number: int) -> Table | None:
-        place = self._place(number)
-        return None if place is None else Table(self._data, self._target(place), self._budget)
+        offset = self._find_field(number)
+        return None if offset is None else Table(self._data, self._target(offset), self._budget)
 
     def tables(self, number: int, limit: int) -> Iterator[Table]:
         """Yield the tables of a vector; NotAModel for more than `limit`."""
@@ -92,24 +92,24 @@ class Table:
 
     def span(self, number: int, size: int) -> tuple[int, int]:
         """Return the offset and the number of a vector's entries, each of `size` bytes."""
-        place = self._place(number)
-        if place is None:
+        offset = self._find_field(number)
+        if offset is None:
             return 0, 0
-        start = self._target(place)
+        start = self._target(offset)
         count = _read(self._data, start, "I")
         if start + 4 + count * size > len(self._data):
             raise NotAModel("it is incomplete")
         return start + 4, count
 
-    def _place(self, number: int) -> int | None:
+    def _find_field(self, number: int) -> int | None:
         entry = 4 + 2 * number
         if entry + 2 > self._size:
             return None
         offset = _read(self._data, self._fields + entry, "H")
         return self._position + offset if offset else None
 
-    def _target(self, place: int) -> int:
-        return place + int(_read(self._data, place, "I"))
+    def _target(self, offset: int) -> int:
+        return offset + int(_read(self._data, offset, "I"))
 
 
 def _read(data: Buffer, position: int, code: str) -> Any:
@@ -390,7 +390,7 @@ def read_model(data: Buffer) -> Model:
     signature = _read_signature(root)
     inputs = graphs[0].numbers(1, "i", _MAX_OPERANDS)
     outputs = graphs[0].numbers(2, "i", _MAX_OPERANDS)
-    _check_numbers((*inputs, *outputs), len(tensors))
+    _check_indices((*inputs, *outputs), len(tensors))
     input_names = list(_names(inputs, tensors, signature[0]))
     output_names = list(_names(outputs, tensors, signature[1]))
     variables = _Variables(tensors)
@@ -406,12 +406,12 @@ def read_model(data: Buffer) -> Model:
     names = list(_distinct(iter(input_names), budget))
     output_names += [f"{name}{NEXT}" for name in names[len(inputs) :]]
     following = [variables.current[number] for number in listed]
-    numbers = [*(variables.renamed.get(n, n) for n in outputs), *following]
+    indices = [*(variables.renamed.get(n, n) for n in outputs), *following]
     return Model(
         tensors,
         variables.operators,
         dict(zip((*inputs, *listed), names, strict=True)),
-        list(zip(_distinct(iter(output_names), budget), numbers, strict=True)),
+        list(zip(_distinct(iter(output_names), budget), indices, strict=True)),
         {number: initial for number, (_, initial) in listed.items()},
     )
 
@@ -422,8 +422,8 @@ def _read_graph(
     tensors = [_read_tensor(table, buffers) for table in graph.tables(0, MAX_ENTRIES)]
     operators = [_read_operator(table, codes) for table in graph.tables(3, MAX_ENTRIES)]
     for operator in operators:
-        _check_numbers(operator.inputs, len(tensors), optional=True)
-        _check_numbers(operator.outputs, len(tensors))
+        _check_indices(operator.inputs, len(tensors), optional=True)
+        _check_indices(operator.outputs, len(tensors))
     return tensors, operators
 
 
@@ -520,9 +520,9 @@ def _handle(operator: Operator) -> _Handle:
     return operator.options["container"], operator.options["shared_name"]
 
 
-def _check_numbers(numbers: Sequence[int], count: int, *, optional: bool = False) -> None:
+def _check_indices(indices: Sequence[int], count: int, *, optional: bool = False) -> None:
     lowest = _NO_TENSOR if optional else 0
-    if any(not lowest <= number < count for number in numbers):
+    if any(not lowest <= index < count for index in indices):
         raise NotAModel("it names a tensor that it does not have")
 
 
@@ -591,10 +591,10 @@ def _read_signature(root: Table) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def _names(
-    numbers: Sequence[int], tensors: Sequence[Tensor], signature: Mapping[int, str]
+    indices: Sequence[int], tensors: Sequence[Tensor], signature: Mapping[int, str]
 ) -> Iterator[str]:
-    for number in numbers:
-        yield signature.get(number) or tensors[number].name or f"tensor_{number}"
+    for index in indices:
+        yield signature.get(index) or tensors[index].name or f"tensor_{index}"
 
 
 def _distinct(names: Iterator[str], budget: Budget) -> Iterator[str]:

@@ -219,8 +219,8 @@ class Operation:
         return names_text([shape_text(value.shape) for value in self._computed()])
 
     def _computed(self) -> list[Value]:
-        numbers = (n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n))
-        return list(map(self.tensors.stored, numbers))
+        indices = (n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n))
+        return list(map(self.tensors.stored, indices))
 
     def axis(self, position: int, rank: int) -> int:
         return self.checked_axis(self.integers(position)[0], rank)

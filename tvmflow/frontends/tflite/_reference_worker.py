@@ -98,10 +98,10 @@ class _Interpreter(LoadedReference):
         if shapes != self._current[id(interpreter)]:
             self._resize(interpreter, shapes)
         inputs = {entry["index"] for entry in interpreter.get_input_details()}
-        numbers = {name: n for name, n in self._inputs.items() if n in inputs}
-        numbers |= self._variables
-        for name in arrays.keys() & numbers:
-            interpreter.set_tensor(numbers[name], arrays[name])
+        indices = {name: n for name, n in self._inputs.items() if n in inputs}
+        indices |= self._variables
+        for name in arrays.keys() & indices:
+            interpreter.set_tensor(indices[name], arrays[name])
         invoke: Callable[[], object] = interpreter.invoke
         return invoke
 
@@ -141,19 +141,19 @@ def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> byte
 
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
     graph = model.subgraphs[0]
-    numbers: dict[int, int] = {}
+    copies: dict[int, int] = {}
     for operator, position in weights:
         operands = graph.operators[operator].inputs = graph.operators[operator].inputs.copy()
         source = int(operands[position])
-        if source not in numbers:
+        if source not in copies:
             tensor = copy.copy(graph.tensors[source])
             array = _dequantized(tensor, model.buffers[tensor.buffer].data)
             model.buffers.append(schema.BufferT(data=np.frombuffer(array.tobytes(), np.uint8)))
             tensor.buffer, tensor.quantization = len(model.buffers) - 1, None
             tensor.type = schema.TensorType.FLOAT32
             graph.tensors.append(tensor)
-            numbers[source] = len(graph.tensors) - 1
-        operands[position] = numbers[source]
+            copies[source] = len(graph.tensors) - 1
+        operands[position] = copies[source]
     return _pack(model, len(data))
 
 

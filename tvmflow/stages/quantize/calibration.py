@@ -225,15 +225,15 @@ class ModelObserver:
     ) -> Iterator[tuple[Any, Array]]:
         for var in tensors:
             if (name := self._inputs.get(var)) is not None:
-                place = [str(var.name) for var in self._model.main.params].index(name)
-                own = self._signature.inputs[place].name
+                position = [str(var.name) for var in self._model.main.params].index(name)
+                own = self._signature.inputs[position].name
                 for index in range(len(batches)):
                     yield var, batches[index][own]
-        for place, group in enumerate(self._groups):
+        for number, group in enumerate(self._groups):
             names = {name: var for name, var in _name_tensors(group) if var in tensors}
             if not names:
                 continue
-            library = self._compile(place)
+            library = self._compile(number)
             for index in range(len(batches)):
                 results = library.call(library.module, batches[index])
                 for name, var in names.items():
@@ -243,17 +243,17 @@ class ModelObserver:
         """Return the kept library, or compile one: every library computes the model's outputs."""
         return next(iter(self._held.values()), None) or self._compile(0)
 
-    def _compile(self, place: int) -> CompiledModel:
-        if place not in self._held:
+    def _compile(self, index: int) -> CompiledModel:
+        if index not in self._held:
             self._held.clear()
-            group = self._groups[place]
+            group = self._groups[index]
             specs = [
                 _spec_of(name, var, self._signature.dimensions)
                 for name, var in _name_tensors(group)
             ]
             observed = observe(self._observed, group)
-            self._held[place] = self._signature.compile_for_weights(observed, specs)
-        return self._held[place]
+            self._held[index] = self._signature.compile_for_weights(observed, specs)
+        return self._held[index]
 
 
 def collect_histograms(
@@ -261,11 +261,11 @@ def collect_histograms(
 ) -> dict[Any, Histogram]:
     """Return each tensor's histogram over all batches; large tensors are sampled at even steps."""
     histograms = {var: Histogram() for var in tensors}
-    numbers = dict.fromkeys(histograms, 0)
+    batch_counts = dict.fromkeys(histograms, 0)
     for var, values in observer.iterate_values(histograms, batches):
         step = _choose_step(values.size * len(batches), _COUNTED_VALUES)
-        histograms[var].add_some(values, numbers[var] % step, step)
-        numbers[var] += 1
+        histograms[var].add_some(values, batch_counts[var] % step, step)
+        batch_counts[var] += 1
     return histograms
 
 
@@ -308,19 +308,19 @@ def collect_means(
     Large channels are sampled at even steps.
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
-    numbers = dict.fromkeys((var for var, _ in scales), 0)
-    for var, values in observer.iterate_values(numbers, batches):
+    batch_counts = dict.fromkeys((var for var, _ in scales), 0)
+    for var, values in observer.iterate_values(batch_counts, batches):
         for (other, axis), own in sums.items():
             if other.same_as(var):
                 positions = values.size // values.shape[axis] * len(batches)
                 step = _choose_step(positions, _ADDED_POSITIONS)
-                own.add(values, numbers[var] % step, step)
-        numbers[var] += 1
+                own.add(values, batch_counts[var] % step, step)
+        batch_counts[var] += 1
     return {key: own.read_means() for key, own in sums.items()}
 
 
 def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"{_OBSERVED}{place}", var) for place, var in enumerate(group)]
+    return [(f"{_OBSERVED}{index}", var) for index, var in enumerate(group)]
 
 
 def _spec_of(name: str, var: Any, dimensions: Sequence[Dimension]) -> TensorSpec:
@@ -356,7 +356,7 @@ def observe(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
     main = model.main
     outputs = [*ir.list_outputs(main), *tensors]
     bindings = [*main.body.blocks[0].bindings]
-    ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(outputs)]
+    ends = [relax.Var(f"out_{index}", var.ty) for index, var in enumerate(outputs)]
     bindings += [relax.VarBinding(*pair) for pair in zip(ends, outputs, strict=True)]
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
     function = relax.Function(list(main.params), body, body.body.ty, is_pure=True)

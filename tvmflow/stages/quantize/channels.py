@@ -269,8 +269,8 @@ def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool
     axes = []
     for axis, extent in enumerate(kernel):
         first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
-        places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
-        axes.append(((places >= 0) & (places < sizes[axis])).sum(axis=0) / counts[axis])
+        positions = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
+        axes.append(((positions >= 0) & (positions < sizes[axis])).sum(axis=0) / counts[axis])
     return np.asarray(functools.reduce(np.multiply.outer, axes))
 
 

@@ -101,9 +101,9 @@ class Emulation:
         values = [np.array(value) for value in _EXACT]
         if is_divided:
             axis, shape = channel_axis(layer), known_sizes(layer.data)
-            for place in (1, 4):
-                own = np.full(int(shape[axis]), values[place])
-                values[place] = broadcast(own, len(shape), axis)
+            for position in (1, 4):
+                own = np.full(int(shape[axis]), values[position])
+                values[position] = broadcast(own, len(shape), axis)
         roundings = _Rounding(*(self._add(f"{layer.name}.rounded", own) for own in values))
         result = known_sizes(layer.var)
         axis = -1 if layer.operator == "matmul" else 1

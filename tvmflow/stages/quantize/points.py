@@ -272,7 +272,7 @@ def list_sums(
     If results of two layers are added, fusion keeps one of them in registers and stores the other in memory.
     """
     flow = ir.DataFlow(model.main)
-    positions = {var: place for place, var in enumerate(flow.values)}
+    positions = {var: index for index, var in enumerate(flow.values)}
     computed = {layer.var for layer in layers}
     found: list[Any] = []
     for value in flow.values.values():

@@ -312,7 +312,7 @@ def _search(widest: float, measure: Callable[[float], float]) -> float:
     best = int(np.argmin(errors))
     above, below = coarse[max(best - 1, 0)], coarse[min(best + 1, len(coarse) - 1)]
     step = (above - below) / _REFINED
-    fine = [coarse[best], *(above - step * place for place in range(1, _REFINED))]
+    fine = [coarse[best], *(above - step * index for index in range(1, _REFINED))]
     return fine[int(np.argmin([errors[best], *(measure(limit) for limit in fine[1:])]))]
 
 

@@ -193,17 +193,17 @@ def compare_batches(
     groups: dict[Any, list[int]] = {(): [*range(len(expected))]}
     if len({tuple(array.shape for array in batch.values()) for batch in expected}) > 1:
         groups.clear()
-        for number, batch in enumerate(data.batches):
-            groups.setdefault(tuple(array.shape for array in batch.values()), []).append(number)
+        for index, batch in enumerate(data.batches):
+            groups.setdefault(tuple(array.shape for array in batch.values()), []).append(index)
     comparisons: dict[str, list[OutputComparison]] = {name: [] for name in names}
-    for numbers in groups.values():
+    for indices in groups.values():
         own = data
         if len(groups) > 1:
-            own = Samples([data.batches[n] for n in numbers], len(numbers), None, 0)
+            own = Samples([data.batches[n] for n in indices], len(indices), None, 0)
         for name, found in comparisons.items():
             pairs = [
                 (as_reference(actual[n][name], expected[n][name]), expected[n][name])
-                for n in numbers
+                for n in indices
             ]
             # outputs with a wrong shape cannot be joined: compare such a pair separately, which fails
             differing = [pair for pair in pairs if pair[0].shape != pair[1].shape]

@@ -424,7 +424,9 @@ class _Search:
         workload = check.workload(wrong.name)
         chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
         trial = trial_id(chosen[workload])
-        by_record = f"{wrong_values} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
+        by_record = (
+            f"{wrong_values} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
+        )
         if not wrong.is_rule_right:
             return Fault(
                 f"{by_record}, and also with the schedule of the rules: {wrong.mismatch}", _REPORT

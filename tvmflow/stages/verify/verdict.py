@@ -161,8 +161,8 @@ class OutputComparison(TypedDict, total=False):
 
 def largest(values: Iterable[float | str]) -> float | None:
     """Return the largest value; None if there is none, or if one is infinite or NaN (possibly as text)."""
-    numbers = list(map(float, values))
-    return max(numbers) if numbers and all(map(math.isfinite, numbers)) else None
+    floats = list(map(float, values))
+    return max(floats) if floats and all(map(math.isfinite, floats)) else None
 
 
 class LayersComparison(TypedDict, total=False):

@@ -29,13 +29,13 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
     states = State.list_of(signature)
     inputs, outputs = (_by_name(signature, direction) for direction in ("inputs", "outputs"))
     contents = list[str]()
-    rows, growing = [], [place for place, state in enumerate(states) if state.axis is not None]
+    rows, growing = [], [index for index, state in enumerate(states) if state.axis is not None]
     for state in states:
-        (place, spec), (output, _) = inputs[state.input], outputs[state.output]
+        (index, spec), (output, _) = inputs[state.input], outputs[state.output]
         outer, row = _divide(spec, state.axis)
-        initial = f"tf_initial_{place}" if state.initial else "NULL"
+        initial = f"tf_initial_{index}" if state.initial else "NULL"
         axis = -1 if state.axis is None else state.axis
-        rows.append(f"{{{place}, {output}, {outer}, {row}, {axis}, {initial}}}")
+        rows.append(f"{{{index}, {output}, {outer}, {row}, {axis}, {initial}}}")
         if state.initial:
             content = ", ".join(map(str, state.content(0)))
             contents += [f"static const unsigned char {initial}[] = {{"]
@@ -46,9 +46,9 @@ def write_code(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -
         f"#define TF_STATE_TABLE {', '.join(rows)}",
         f"#define TF_STATE_MODEL {_identify(signature)}",
     ]
-    places = list_step_places(signature)
+    indices = list_step_indices(signature)
     for kind in ("step_inputs", "step_outputs"):
-        listed = "".join(f"{place}, " for place in places[kind])
+        listed = "".join(f"{index}, " for index in indices[kind])
         lines.append(f"#define TF_{kind.upper()} {listed}")
     if growing:
         lines += [
@@ -68,7 +68,7 @@ def find_length_dimension(
 
 def _by_name(signature: Mapping[str, Json], direction: str) -> dict[str, tuple[int, TensorSpec]]:
     specs = map(TensorSpec.from_json, signature[direction])
-    return {spec.name: (place, spec) for place, spec in enumerate(specs)}
+    return {spec.name: (index, spec) for index, spec in enumerate(specs)}
 
 
 def _divide(spec: TensorSpec, axis: int | None) -> tuple[int, int]:
@@ -101,21 +101,21 @@ def list_steps(signature: Mapping[str, Json]) -> dict[str, list[str]]:
     }
 
 
-def list_step_places(signature: Mapping[str, Json]) -> dict[str, list[int]]:
+def list_step_indices(signature: Mapping[str, Json]) -> dict[str, list[int]]:
     """Return the indices, among the inputs or outputs, of the tensors that `list_steps` names."""
-    places: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     for kind, names in list_steps(signature).items():
         tensors = _by_name(signature, "outputs" if kind == "step_outputs" else "inputs")
-        places[kind] = [tensors[name][0] for name in names]
-    return places
+        indices[kind] = [tensors[name][0] for name in names]
+    return indices
 
 
 def loader_values(signature: Mapping[str, Json], dimensions: Sequence[Dimension]) -> dict[str, str]:
     """Return the values to fill into the JavaScript loader's template."""
-    places = list_step_places(signature)
+    indices = list_step_indices(signature)
     return {
-        "states": json.dumps(places["states"]),
-        "steps": json.dumps([places["step_inputs"], places["step_outputs"]]),
+        "states": json.dumps(indices["states"]),
+        "steps": json.dumps([indices["step_inputs"], indices["step_outputs"]]),
         "length": json.dumps(find_length_dimension(signature, dimensions)),
     }
 

@@ -57,8 +57,8 @@ def write_weights(constants: Path, output: Path) -> bytes:
     with constants.open("rb") as source, output.open("wb") as target:
         source.seek(begin)
         target.seek(BEGIN)
-        for place in range(0, size, _PIECE):
-            piece = source.read(min(_PIECE, size - place))
+        for offset in range(0, size, _PIECE):
+            piece = source.read(min(_PIECE, size - offset))
             digest.update(piece)
             target.write(piece)
         head = _HEAD.pack(_MAGIC, _VERSION, BEGIN, size, digest.digest())

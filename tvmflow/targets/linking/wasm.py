@@ -74,7 +74,7 @@ def find_data(path: Path) -> tuple[int, int]:
     before = len(_MAGIC) + 1 + length + 2 + len(_I32_CONST_0)
     with path.open("rb") as stream:
         stream.seek(before)
-        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(stream.read(length)))
+        size = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(stream.read(length)))
     return before + length, size
 
 

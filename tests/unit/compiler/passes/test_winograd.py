@@ -34,7 +34,7 @@ from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd as emitter
 from tvmflow.core.choices import tile_size
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.graph.dynamic_shapes import with_numbers
+from tvmflow.graph.dynamic_shapes import with_tuning_sizes
 from tvmflow.targets.tvm_target import make_target
 
 # The tolerance for each tile, relative to the largest number.
@@ -487,7 +487,9 @@ def test_every_level_divides_a_dynamic_number_of_tiles(mcpu: str) -> None:
         two_layers,
     )
     target = level(mcpu)
-    _, rules = schedule_for_cpu(with_numbers(images.lower(target).mod), cpu_model_for(target, 1))
+    _, rules = schedule_for_cpu(
+        with_tuning_sizes(images.lower(target).mod), cpu_model_for(target, 1)
+    )
     own = [name for name in rules if "winograd" in name]
     assert len(own) == 2
     assert all(rules[name] == "winograd" and name.startswith("fused") for name in own)

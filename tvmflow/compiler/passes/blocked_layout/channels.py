@@ -72,7 +72,7 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     """Rewrite a slice of channels."""
     if rewriter.blocked_form(data) is None:
         return None
-    shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
+    shape, sizes = rewriter.tuning_sizes.shape(call.args[0]), known_sizes(call.args[0])
     if shape is None or is_dynamic(sizes[1]):
         return None
     # at least two elements for a dynamic axis, because a reversal of one element cannot be detected
@@ -91,7 +91,7 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
 def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.Expr | None:
     """Rewrite one output of a split along the channel axis."""
     split = rewriter.flow.find_call(item.tuple_value, "relax.split")
-    shape = None if split is None else rewriter.numbers.shape(split.args[0])
+    shape = None if split is None else rewriter.tuning_sizes.shape(split.args[0])
     if split is None or shape is None:
         return None
     data = rewriter.resolve(rewriter.visit_expr(split.args[0]))

@@ -94,7 +94,7 @@ def _emit_convolution(
         geometry = _find_winograd(rewriter, call, kernel, window, terms)
     shape = ir.known_shape(kernel)
     if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
-        sizes = [list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (data, call)]
+        sizes = [list(rewriter.tuning_sizes.shape(tensor) or ())[2:] for tensor in (data, call)]
         share = _WINOGRAD_SHARE if geometry is not None else 1.0
         phases = choose_phases(Image(*sizes), shape, window, rewriter.block, share)
 
@@ -133,7 +133,7 @@ def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> boo
     `kernel` names the first axes of the weights.
     """
     return (
-        rewriter.numbers.shape(call.args[0]) is not None
+        rewriter.tuning_sizes.shape(call.args[0]) is not None
         and not any(is_dynamic(known_sizes(expr)[1]) for expr in (call, call.args[0]))
         and ir.shape_of(call.args[1]) is not None
         and not rewriter.context.is_plain(ir.convolution_kind(call))
@@ -202,7 +202,7 @@ def _find_winograd(
     context, cpu = rewriter.context, rewriter.cpu
     tiles, step = context.winograd_tiles, window.strides[-1]
     out, inner, *edges = ir.known_shape(kernel)
-    shape, groups = rewriter.numbers.shape(call), int(call.attrs.groups)
+    shape, groups = rewriter.tuning_sizes.shape(call), int(call.attrs.groups)
     # ISA levels that share weights must choose the same tile
     is_shared = context.options.shares_weights and not cpu.multiplicand_lanes
     lanes = SHARED_LANES if is_shared else rewriter.block
@@ -271,9 +271,9 @@ def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
     """Return a description of a convolution that is the same for equal convolutions in any model."""
     shapes = [ir.known_shape(tensor) for tensor in (call.args[0], kernel, call)]
     sizes = [*shapes, window.strides, window.padding, window.dilation]
-    data, weights, result, *numbers = ("×".join(map(str, size)) for size in sizes)
+    data, weights, result, *texts = ("×".join(map(str, size)) for size in sizes)
     names = ("strides", "padding", "dilation")
-    details = ", ".join(f"{name} {text}" for name, text in zip(names, numbers, strict=True))
+    details = ", ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
     return f"conv {data} by {weights} to {result}, {details}"
 
 

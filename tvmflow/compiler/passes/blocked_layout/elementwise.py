@@ -219,7 +219,7 @@ def rewrite_resize(
     resize = as_resize(call)
     if (
         resize is None
-        or rewriter.numbers.shape(call.args[0]) is None
+        or rewriter.tuning_sizes.shape(call.args[0]) is None
         or not call.attrs.layout.startswith("NC")
         or min(resize.axes, default=0) < 2
         or not rewriter.is_read_blocked(call)

@@ -62,7 +62,7 @@ class LayoutRewriter(TargetRewriter):
         rewritten = super().visit_call_(call)
         name, shape = ir.operator_name(call), sizes_of(call)
         handler, is_weight = self._handlers.get(name), all(map(self.flow.is_weight, call.args))
-        if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
+        if handler is None or shape is None or self.tuning_sizes.shape(call) is None or is_weight:
             return rewritten
         arguments = list(map(self.resolve, rewritten.args))
         if not any(map(self.is_float, (call, *call.args[:1]))):

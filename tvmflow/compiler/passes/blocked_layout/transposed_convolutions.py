@@ -144,7 +144,7 @@ class _Convolution:
         self._size = list(known_sizes(call)[2:])
         self._kernel_size = ir.known_shape(kernel)[2:]
         self._typical, self._typical_data = (
-            list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (call, data)
+            list(rewriter.tuning_sizes.shape(tensor) or ())[2:] for tensor in (call, data)
         )
         self._blocks = -(-self._channels[1] // rewriter.block)
         self._phases = math.prod(window.strides)

@@ -189,7 +189,7 @@ def _load_once(
 
 # Larger windows do not fit into registers, and are scheduled as reductions.
 _MAX_WINDOW: Final = 128
-_MAX_NUMBERS: Final = 80
+_MAX_VALUES: Final = 80
 _ROWS: Final = (4, 2, 1)
 
 
@@ -303,8 +303,8 @@ def _choose_rows(window: _Window, device: Device) -> int:
         return 1
     others = math.prod(window.window_shape) // min(window.window_shape)
     for rows in _ROWS:
-        numbers = ((rows - 1) * window.step + window.reach) * others
+        values = ((rows - 1) * window.step + window.reach) * others
         threads = window.results // rows
-        if numbers <= _MAX_NUMBERS and threads >= device.units * _THREADS:
+        if values <= _MAX_VALUES and threads >= device.units * _THREADS:
             return rows
     return 1
