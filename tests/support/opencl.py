@@ -185,7 +185,7 @@ class Model:
         self._buffers: dict[int, tuple[Storage, ctypes.c_void_p]] = {}
         for index, array in enumerate(program.constants):
             for storage in self._list_storages():
-                if (storage.place, storage.index) == ("constant", index):
+                if (storage.scope, storage.index) == ("constant", index):
                     device.write(self._buffer(storage), array)
 
     def _list_storages(self) -> list[Storage]:

@@ -293,7 +293,7 @@ def _reference(value: float | None, at: Callable[[float], float], name: str) -> 
 _LABELLED_LAYERS: Final = 5
 _INTEGERS, _FLOATS = 0, 1
 # The smallest error that the chart shows.
-_LEAST: Final = 1e-6
+_MIN_ERROR: Final = 1e-6
 _FLOAT_BITS: Final = 32
 _LAYER_EXPLANATION: Final = (
     "Relative error of the outputs if only one layer is computed with integers, by the layer's position in the model. "
@@ -330,13 +330,13 @@ def _describe_layers(model: QuantizeFacts) -> str:
 
 def _draw_damage(label: str, measured: list[tuple[int, float, LayerFacts]]) -> Markup:
     x = Axis("layer", tuple(float(number) for number, *_ in measured), "{:.0f}".format)
-    heights = tuple(max(damage, _LEAST) for _, damage, _ in measured)
+    heights = tuple(max(damage, _MIN_ERROR) for _, damage, _ in measured)
     y = Axis("error of the outputs", heights, "{:.3%}".format, is_log=True)
     worst = sorted(measured, key=lambda entry: -entry[1])[:_LABELLED_LAYERS]
     labelled = {number for number, *_ in worst}
     marks = [
         Mark(
-            *(float(number), max(damage, _LEAST)),
+            *(float(number), max(damage, _MIN_ERROR)),
             f"{layer.name}: {damage:.3%}" + (f", float: {layer.reason}" if layer.reason else ""),
             label=layer.name if number in labelled else "",
             series=_FLOATS if layer.reason else _INTEGERS,

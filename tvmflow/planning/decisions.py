@@ -199,7 +199,7 @@ def _describe_nodes(old: Iterable[str], new: Iterable[str]) -> str:
 
 def _describe_shapes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     changed = [name for name in new if name in old and old[name] != new[name]]
-    verb = "has another shape" if len(changed) == 1 else "have other shapes"
+    verb = "has a different shape" if len(changed) == 1 else "have different shapes"
     return f"{name_some(changed)} {verb}" if changed else ""
 
 

@@ -409,7 +409,7 @@ class WorkloadLedger(WorkloadRecords):
 
     def _read_new_lines(self, descriptor: int) -> None:
         """Read the locked file from where the last read ended, and repair damage."""
-        # If the file was rewritten, it has other bytes before this offset: read it from the beginning.
+        # If the file was rewritten, its bytes before this offset differ: read it from the beginning.
         before = os.pread(descriptor, len(self._last_line), self._offset - len(self._last_line))
         if before != self._last_line:
             self._reset()

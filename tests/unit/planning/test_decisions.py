@@ -174,7 +174,7 @@ def test_a_missing_file_is_reported_with_its_position(runs: FakeRuns) -> None:
         (["Conv (a)", "Gelu (b)"], (4,), "the model has Gelu (b) in place of Relu (b)"),
         (["Conv (a)"], (4,), "the model lacks Relu (b)"),
         (["Conv (a)", "Relu (b)", "Add (c)"], (8,), "the model also has Add (c)"),
-        (["Conv (a)", "Relu (b)"], (8,), "w has another shape"),
+        (["Conv (a)", "Relu (b)"], (8,), "w has a different shape"),
         (["Conv (a)", "Relu (b)"], (4,), "model.json of import changed"),
     ],
 )

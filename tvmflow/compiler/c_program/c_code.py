@@ -216,11 +216,11 @@ class Writer:
 
     def _address(self, storage: Storage) -> str:
         storage = storage.resolve()
-        if storage.place == "input":
+        if storage.scope == "input":
             return f"in[{storage.index}]"
-        if storage.place == "output":
+        if storage.scope == "output":
             return f"out[{storage.index}]"
-        if storage.place == "constant":
+        if storage.scope == "constant":
             if not self._program.has_placed_constants:
                 return f"weights + {constant_place(storage.index)}"
             return f"weights + {self._offsets[storage.index]}u"

@@ -214,7 +214,9 @@ class _Evaluation:
         self._scratch: list[int] = []
         self._tensors = len(function.params)
         # a buffer -> its index in the list of tensors
-        self._places: dict[Any, int] = {param: index for index, param in enumerate(function.params)}
+        self._indices: dict[Any, int] = {
+            param: index for index, param in enumerate(function.params)
+        }
         self._values: dict[Any, Any] = {}
         self._analyzer = tvm.sym.Analyzer()
         self._run(function.body)
@@ -225,12 +227,12 @@ class _Evaluation:
             for part in statement.seq:
                 self._run(part)
         elif isinstance(statement, tirx.DeclBuffer):
-            self._places[statement.buffer] = self._place(statement.data)
+            self._indices[statement.buffer] = self._index_of(statement.data)
         elif isinstance(statement, tirx.AllocBuffer):
             buffer = statement.buffer
             dtype = tvm.DataType(str(buffer.ty.dtype.dtype))
             elements = math.prod(map(self._number, buffer.ty.shape))
-            self._places[buffer] = self._tensors + len(self._scratch)
+            self._indices[buffer] = self._tensors + len(self._scratch)
             self._scratch.append(max(1, elements * dtype.itemsize))
         elif isinstance(statement, tirx.Bind):
             self._values[statement.var] = self._evaluate(statement.value)
@@ -266,7 +268,7 @@ class _Evaluation:
         pointers, scalars = list[int](), list[Scalar]()
         for argument in arguments[:first_extent]:
             if isinstance(argument.ty, tvm.ir.PointerType):
-                pointers.append(self._place(argument))
+                pointers.append(self._index_of(argument))
             else:
                 value = self._evaluate(argument)
                 scalars.append(Scalar(str(argument.ty.dtype), self._constant(value)))
@@ -281,11 +283,11 @@ class _Evaluation:
             )
         )
 
-    def _place(self, pointer: Any) -> int:
+    def _index_of(self, pointer: Any) -> int:
         buffer = pointer.args[0] if isinstance(pointer, tvm.ir.Call) else pointer
-        if buffer not in self._places:
+        if buffer not in self._indices:
             raise UnsupportedKernel(self._name, f"its code for the host computes {pointer}")
-        return self._places[buffer]
+        return self._indices[buffer]
 
     def _evaluate(self, expr: Any) -> Any:
         return self._analyzer.simplify(ir.replace_variables(expr, self._values))
@@ -361,7 +363,7 @@ class _Placement:
             if _HOST not in where[output]:
                 steps.append(Delivery(self._twin(output, _DEVICE), output))
         self.uploaded = {
-            storage.index: twin for storage, twin in self._twins.items() if storage.place == "input"
+            storage.index: twin for storage, twin in self._twins.items() if storage.scope == "input"
         }
         return tuple(steps)
 
@@ -378,16 +380,16 @@ class _Placement:
 
     def _place_call(self, call: KernelCall, where: _Where, placed: list[Step]) -> None:
         kernel = self._kernels.get(call.kernel)
-        place = _DEVICE if kernel else _HOST
+        memory = _DEVICE if kernel else _HOST
         tensors = [storage.resolve() for storage in call.tensors]
         for storage in tensors[: call.inputs]:
-            self._bring(storage, place, where, placed)
-        where.update({storage: {place} for storage in tensors[call.inputs :]})
+            self._bring(storage, memory, where, placed)
+        where.update({storage: {memory} for storage in tensors[call.inputs :]})
         scratch = [Storage("device", size) for size in (kernel.scratch if kernel else ())]
         placed.append(
             KernelCall(
                 call.kernel,
-                (*(self._twin(storage, place) for storage in tensors), *scratch),
+                (*(self._twin(storage, memory) for storage in tensors), *scratch),
                 call.inputs,
                 call.sizes,
             )
@@ -397,8 +399,8 @@ class _Placement:
         source, target = copy.source.resolve(), copy.target.resolve()
         sides = self._sides(source, where)
         # outputs are copied to the host directly
-        source_side = _HOST if target.place == "output" and _HOST in sides else _first(sides)
-        target_side = _HOST if target.place == "output" else source_side
+        source_side = _HOST if target.scope == "output" and _HOST in sides else _first(sides)
+        target_side = _HOST if target.scope == "output" else source_side
         placed.append(Copy(self._twin(source, source_side), self._twin(target, target_side)))
         where[target] = {target_side}
 
@@ -417,17 +419,17 @@ class _Placement:
         placed.append(Branch(condition, tuple(if_true), tuple(if_false)))
 
     def _sides(self, storage: Storage, where: _Where) -> set[str]:
-        return {_HOST, _DEVICE} if storage.place == "constant" else where[storage]
+        return {_HOST, _DEVICE} if storage.scope == "constant" else where[storage]
 
-    def _bring(self, storage: Storage, place: str, where: _Where, placed: list[Step]) -> None:
+    def _bring(self, storage: Storage, memory: str, where: _Where, placed: list[Step]) -> None:
         """Append a copy of a tensor to a memory unless its content is there."""
         sides = self._sides(storage, where)
-        if place not in sides:
-            placed.append(Copy(self._twin(storage, _first(sides)), self._twin(storage, place)))
-            where[storage] = {*sides, place}
+        if memory not in sides:
+            placed.append(Copy(self._twin(storage, _first(sides)), self._twin(storage, memory)))
+            where[storage] = {*sides, memory}
 
-    def _twin(self, storage: Storage, place: str) -> Storage:
-        if place == _HOST or storage.place == "constant":
+    def _twin(self, storage: Storage, memory: str) -> Storage:
+        if memory == _HOST or storage.scope == "constant":
             return storage
         return self._twins.setdefault(storage, Storage("device", storage.bytes, storage.index))
 
@@ -472,7 +474,7 @@ class DeviceWriter(Writer):
     ) -> None:
         super().__init__(program, kernels, prefix)
         self._device = device
-        self._places: dict[_Position, int] = {}
+        self._positions: dict[_Position, int] = {}
         self._weights: dict[int, int] = {}
         self._weight_bytes = 0
         self._threads: dict[str, int] = {}
@@ -505,7 +507,7 @@ class DeviceWriter(Writer):
             f"#define TF_DEVICE_FUNCTIONS {len(self._functions)}",
             f"#define TF_DEVICE_ARENA UINT64_C({self._program.device_arena})",
             f"#define TF_DEVICE_WEIGHTS UINT64_C({self._weight_bytes})",
-            f"#define TF_DEVICE_PLACES {len(self._places)}",
+            f"#define TF_DEVICE_PLACES {len(self._positions)}",
             f"#define TF_DEVICE_MOST_POINTERS {self._most_pointers}",
             "extern const unsigned char TF_DEVICE_CODE[];",
             "static const char *const tf_device_functions[] = {",
@@ -517,8 +519,8 @@ class DeviceWriter(Writer):
             "};",
             "static const tf_place tf_places[] = {",
             *(
-                f"    {{{place.offset}u, {place.bytes}u, {place.source}u, {str(place.is_weight).lower()}}},"
-                for place in self._places
+                f"    {{{position.offset}u, {position.bytes}u, {position.source}u, {str(position.is_weight).lower()}}},"
+                for position in self._positions
             ),
             "    {0, 0, 0, false},",
             "};",
@@ -559,8 +561,8 @@ class DeviceWriter(Writer):
             number = self._numbers.setdefault(step.kernel, len(self._numbers))
             self._launched[step.kernel] = None
             self._most_pointers = max(self._most_pointers, len(step.tensors))
-            places = ", ".join(f"{self._number(tensor)}" for tensor in step.tensors)
-            return [f"{indent}TF_LAUNCH({number}, tf_launches{number}, {places});"]
+            indices = ", ".join(f"{self._number(tensor)}" for tensor in step.tensors)
+            return [f"{indent}TF_LAUNCH({number}, tf_launches{number}, {indices});"]
         return [*self._write_wait(indent), *super()._write_step(step, indent)]
 
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
@@ -579,21 +581,23 @@ class DeviceWriter(Writer):
         size = self._size(source)
         if not source.bytes:
             return []
-        if target.place == "device":
-            place = f"tf->handles[{self._number(target)}]"
-            if source.place in ("device", "constant"):
-                handles = f"{place}, tf->handles[{self._number(source)}]"
+        if target.scope == "device":
+            handle = f"tf->handles[{self._number(target)}]"
+            if source.scope in ("device", "constant"):
+                handles = f"{handle}, tf->handles[{self._number(source)}]"
                 return [f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {handles}, {size}));"]
             address = super()._address(source)
-            copy_in = f"TF_TRY(tf_copy_in(tf->stream, {place}, {address}, {size}));"
-            if source.place == "input":
+            copy_in = f"TF_TRY(tf_copy_in(tf->stream, {handle}, {address}, {size}));"
+            if source.scope == "input":
                 # not copied if the calling program bound its own device memory
                 copy_in = f"if (!tf->bound[{source.index}]) {copy_in}"
             return [*self._write_wait(indent), f"{indent}{copy_in}"]
-        if source.place == "device":
+        if source.scope == "device":
             self._is_pending = True
-            place = f"tf->handles[{self._number(source)}]"
-            copy_out = f"TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {place}, {size}));"
+            handle = f"tf->handles[{self._number(source)}]"
+            copy_out = (
+                f"TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {handle}, {size}));"
+            )
             if isinstance(copy, Delivery) and target.index < self._program.count_described():
                 # not copied if the calling program bound its own device memory
                 copy_out = f"if (!tf->bound[TF_STATUS(INPUTS) + {target.index}]) {copy_out}"
@@ -602,26 +606,28 @@ class DeviceWriter(Writer):
 
     def _address(self, storage: Storage) -> str:
         storage = storage.resolve()
-        if storage.place == "input":
+        if storage.scope == "input":
             self._host_inputs.add(storage.index)
         return super()._address(storage)
 
     def _list_positions(self, count: int, tensors: Mapping[int, Storage]) -> str:
-        places = (self._number(tensors[n]) if n in tensors else "TF_NO_PLACE" for n in range(count))
-        return ", ".join([*map(str, places), "TF_NO_PLACE"])
+        indices = (
+            self._number(tensors[n]) if n in tensors else "TF_NO_PLACE" for n in range(count)
+        )
+        return ", ".join([*map(str, indices), "TF_NO_PLACE"])
 
     def _number(self, storage: Storage) -> int:
         storage = storage.resolve()
         size = max(1, storage.bytes)
-        if storage.place == "constant":
+        if storage.scope == "constant":
             if storage.index not in self._weights:
                 self._weights[storage.index] = self._weight_bytes
                 self._weight_bytes += _pad(size)
             offset, source = self._weights[storage.index], self._offsets[storage.index]
-            place = _Position(offset, size, source, is_weight=True)
+            position = _Position(offset, size, source, is_weight=True)
         else:
-            place = _Position(storage.offset, size, outer=self._outer.get(storage, 0))
-        return self._places.setdefault(place, len(self._places))
+            position = _Position(storage.offset, size, outer=self._outer.get(storage, 0))
+        return self._positions.setdefault(position, len(self._positions))
 
 
 def _name_list(lists: dict[str, str], ctype: str, prefix: str, items: Iterable[str]) -> str:

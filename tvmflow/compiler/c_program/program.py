@@ -20,7 +20,7 @@ from tvmflow.graph.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.graph.states import APPEND, ENTER, EXIT, ROLE, read_states
 from tvmflow.targets.linking import padded
 
-Place = Literal["input", "output", "constant", "arena", "device"]
+StorageScope = Literal["input", "output", "constant", "arena", "device"]
 """`device`: in the arena on a device."""
 
 
@@ -36,7 +36,7 @@ class Storage:
         open_bytes: With dynamic shapes, its size as an expression of the dimensions.
     """
 
-    place: Place
+    scope: StorageScope
     bytes: int
     index: int = 0
     offset: int = 0
@@ -239,7 +239,7 @@ class _Reader:
         for index, source in enumerate(list(_flatten(self._read_sequence(main.body, steps)))):
             # a result is computed in the output's memory if possible, else copied there
             output, source = _like(source, "output", index), source.resolve()
-            if source.place == "arena":
+            if source.scope == "arena":
                 source.replacement = output
             else:
                 steps.append(Copy(source, output))
@@ -269,12 +269,12 @@ class _Reader:
         except dynamic_shapes.NoSize as error:
             raise UnsupportedProgram(_OPEN_SHAPES) from error
 
-    def _make_storage(self, place: Place, ty: Any, index: int = 0) -> Storage:
+    def _make_storage(self, scope: StorageScope, ty: Any, index: int = 0) -> Storage:
         shape = self._read_shape(ty)
         size = multiply(_item_bytes(ty), *shape)
         if isinstance(size, int):
-            return Storage(place, size, index)
-        return Storage(place, evaluate(size, self._representative), index, open_bytes=size)
+            return Storage(scope, size, index)
+        return Storage(scope, evaluate(size, self._representative), index, open_bytes=size)
 
     def _add_constant(self, array: Array) -> Storage:
         array = np.ascontiguousarray(array)
@@ -459,8 +459,8 @@ def _unflatten(like: Value, storages: Iterator[Storage]) -> Value:
     return tuple(_unflatten(item, storages) for item in like)
 
 
-def _like(storage: Storage, place: Place, index: int = 0) -> Storage:
-    return Storage(place, storage.bytes, index, open_bytes=storage.open_bytes)
+def _like(storage: Storage, scope: StorageScope, index: int = 0) -> Storage:
+    return Storage(scope, storage.bytes, index, open_bytes=storage.open_bytes)
 
 
 def multiply(*sizes: Size) -> Size:
@@ -538,14 +538,14 @@ def plan_memory(program: Program) -> None:
 
 
 def plan_arena(
-    steps: Sequence[Step], place: Place, pad: Callable[[int], int]
+    steps: Sequence[Step], scope: StorageScope, pad: Callable[[int], int]
 ) -> tuple[list[_Lifetime], int]:
     """Assign an offset to each tensor, with bytes padded by `pad`; return the tensors and all bytes."""
     # the first and the last step that touch each tensor
     spans: dict[Storage, tuple[int, int]] = {}
     for number, step in enumerate(walk(steps)):
         for storage in (tensor.resolve() for tensor in step.tensors):
-            if storage.place == place:
+            if storage.scope == scope:
                 spans[storage] = (spans.get(storage, (number,))[0], number)
     lifetimes = [_Lifetime(storage, *span) for storage, span in spans.items()]
     placed: list[_Lifetime] = []

@@ -305,8 +305,8 @@ class _Writer:
             "limits": dict(sorted(self._limits.items())),
         }
 
-    def _add(self, place: str, index: int, buffer: list[Json]) -> None:
-        self._fixed[place, index] = len(self._buffers)
+    def _add(self, scope: str, index: int, buffer: list[Json]) -> None:
+        self._fixed[scope, index] = len(self._buffers)
         self._buffers.append(buffer)
 
     def _need(self, limit: str, value: int) -> None:
@@ -341,8 +341,8 @@ class _Writer:
 
     def _find(self, storage: Storage) -> int:
         """Return the buffer of a tensor; an intermediate tensor gets one when a step first uses it."""
-        if storage.place != "arena":
-            return self._fixed[storage.place, storage.index]
+        if storage.scope != "arena":
+            return self._fixed[storage.scope, storage.index]
         if storage not in self._buffers_of_tensors:
             self._buffers_of_tensors[storage] = self._take(storage.bytes)
         return self._buffers_of_tensors[storage]
@@ -360,7 +360,7 @@ class _Writer:
 
     def _write_launch(self, launch: Launch, tensors: Sequence[int]) -> Json:
         function = self._functions[launch.function]
-        arguments = [tensors[place] for place in launch.arguments]
+        arguments = [tensors[index] for index in launch.arguments]
         unknown = sorted({*function.elements} - _ELEMENTS)
         if unknown or launch.grid[2] != 1 or len(launch.scalars) != function.fields:
             reason = f"elements of {unknown[0]}" if unknown else "its launch"

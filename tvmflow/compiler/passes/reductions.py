@@ -169,7 +169,7 @@ class ArgReduction(NamedTuple):
         typical: The number of elements, with tuning sizes in place of dynamic ones.
         result_dtype: The dtype of the indices; None if they are not a result.
         has_values: Whether the values are a result, before the indices.
-        orders_nan: Whether NaN is greater than every other value; else it is skipped.
+        orders_nan: Whether NaN is greater than every other value; otherwise it is skipped.
     """
 
     shape: tuple[IrSize, ...]

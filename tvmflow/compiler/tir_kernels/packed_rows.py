@@ -13,7 +13,7 @@ from tvm import te, tirx
 from tvmflow.core.types import SCALE_BYTES, SCALE_STEPS
 
 # Rows with smaller values become 0: the inverse of their scale could be infinite.
-_LEAST: Final = 1e-30
+_MIN_VALUE: Final = 1e-30
 
 
 def read_scale(byte_at: Callable[[int], Any]) -> Any:
@@ -34,7 +34,7 @@ def pack_rows(x: Any) -> Any:
     def element(*index: Any) -> Any:
         *row, column = index
         most = largest(*row)
-        inverse = tirx.Select(most > _LEAST, SCALE_STEPS / most, tirx.const(0.0, "float32"))
+        inverse = tirx.Select(most > _MIN_VALUE, SCALE_STEPS / most, tirx.const(0.0, "float32"))
         value = tirx.round(x(*row, tirx.min(column, length - 1)) * inverse)
         bits = tirx.reinterpret("uint32", most * tirx.const(1 / SCALE_STEPS, "float32"))
         shift = tirx.Cast("uint32", tirx.max(column - length, 0) * 8)

@@ -145,7 +145,7 @@ class FetchedFile(NamedTuple):
         return cls(path.name, hash_file(str(path)), path.stat().st_size)
 
 
-# The module's name of a file -> the file.
+# Key in the JavaScript module -> the file.
 _Fetched = Mapping[str, FetchedFile]
 
 

@@ -496,7 +496,7 @@ def _sample_reflected(node: NodeToConvert) -> Any:
 
 
 def convert_roi_align(node: NodeToConvert) -> Any:
-    """Convert a RoiAlign; TVM computes another result for aligned regions, and for mode max."""
+    """Convert a RoiAlign; TVM's result differs for aligned regions and for mode max."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
     mode = node.text("coordinate_transformation_mode", default)
     regions = Regions(
@@ -658,7 +658,7 @@ def convert_non_max_suppression(node: NodeToConvert) -> Any:
 
 
 def _count_selected(node: NodeToConvert) -> Any:
-    """Return the selected boxes, padded with rows of zeros to the most that can be selected.
+    """Return the selected boxes, padded with rows of zeros to their maximum number.
 
     As in ONNX Runtime, boxes are ordered by class, then by descending score; equal scores keep the order of the
     boxes. A box is dropped if it overlaps a selected one by more than the threshold, or if its score is NaN.

@@ -177,7 +177,7 @@ def rounds_data(mod: tvm.IRModule) -> bool:
     )
 
 
-_LEAST: Final = 2.0**-1022
+_MIN_NORMAL: Final = 2.0**-1022
 # Twice the rounding error of float32 accumulators, which is 0.00003 of the largest value.
 _SCALED_OF_LARGEST: Final = 6e-5
 
@@ -390,7 +390,7 @@ def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Arr
     """Return each element's absolute and relative error: infinity if only one of both values is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         # Different integers may be equal as float64: their error must not be 0.
-        error = np.where(is_equal, 0.0, np.maximum(np.abs(actual - expected), _LEAST))
+        error = np.where(is_equal, 0.0, np.maximum(np.abs(actual - expected), _MIN_NORMAL))
     error = np.where(np.isnan(error), np.inf, error)
     scale = np.maximum(np.abs(expected), np.finfo(np.float64).tiny)
     with np.errstate(over="ignore", invalid="ignore"):

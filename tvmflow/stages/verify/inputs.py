@@ -544,7 +544,7 @@ def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
 
 
 def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
-    """Return the largest unused prime (times `multiple_of`) up to `start`; else the size next to `start`."""
+    """Return the largest unused prime (times `multiple_of`) up to `start`, or the size next to it."""
     step = dimension.multiple_of
     for factor in range(max(start, dimension.min) // step, dimension.min // step - 1, -1):
         if is_prime(factor) and factor * step not in used:

@@ -215,8 +215,8 @@ def measure_variant(
 ) -> PairedTimes:
     """Time a library interleaved with a variant, until it is clear which is faster."""
 
-    def measure_once(subject: Timed) -> float:
-        return subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
+    def measure_once(timed: Timed) -> float:
+        return timed.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
     settle()
     return measure_interleaved(
@@ -239,12 +239,12 @@ def measure_peer(
     """
     last: Timed | None = None
 
-    def measure_once(subject: Timed, inputs: Mapping[str, Array]) -> float:
+    def measure_once(timed: Timed, inputs: Mapping[str, Array]) -> float:
         nonlocal last
-        if subject is not last:
+        if timed is not last:
             settle()
-        last = subject
-        return subject.latency(dict(inputs), repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
+        last = timed
+        return timed.latency(dict(inputs), repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
     return measure_interleaved(
         lambda: measure_once(library, feed),
@@ -270,23 +270,23 @@ def make_speedup(times: PairedTimes) -> Speedup:
     }
 
 
-def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
+def measure(timed: Timed, feed: Feed, repeat: int) -> Latency:
     """Measure the latency in `repeat` repeats, or in fewer if a call takes long."""
     settle()
-    once_s = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
+    once_s = timed.latency(feed, repeat=1, min_seconds=0.0)[0]
     affordable = int(SECONDS_PER_SUBJECT / max(once_s, MIN_SECONDS_PER_REPEAT))
     repeats = max(_MIN_REPEATS, min(repeat, affordable))
-    return make_latency(subject.latency(feed, repeat=repeats, min_seconds=MIN_SECONDS_PER_REPEAT))
+    return make_latency(timed.latency(feed, repeat=repeats, min_seconds=MIN_SECONDS_PER_REPEAT))
 
 
-def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
+def measure_briefly(timed: Timed, feed: Mapping[str, Array]) -> float:
     """Return the seconds of a call: the median of a few repeats, or of one call if it takes long."""
     settle()
-    once_s = subject.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
+    once_s = timed.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
     if once_s > _LONG_CALL_S:
         return once_s
     return median(
-        subject.latency(dict(feed), repeat=_BRIEF_REPEATS, min_seconds=MIN_SECONDS_PER_REPEAT)
+        timed.latency(dict(feed), repeat=_BRIEF_REPEATS, min_seconds=MIN_SECONDS_PER_REPEAT)
     )
 
 
@@ -408,14 +408,14 @@ def _check_latency(verdict: Verdict, library: Library, limit: float, case: Case)
     return result
 
 
-def _measure(subject: Timed, feed: Feed, limit: float) -> list[float]:
+def _measure(timed: Timed, feed: Feed, limit: float) -> list[float]:
     seconds: list[float] = []
     deadline = time.monotonic() + SECONDS_PER_SUBJECT
     while len(seconds) < _MAX_REPEATS:
         is_enough = len(seconds) >= MIN_PAIRS
         if is_enough and (is_decided(median_limits(seconds), limit) or time.monotonic() > deadline):
             break
-        seconds += subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)
+        seconds += timed.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)
     return seconds
 
 

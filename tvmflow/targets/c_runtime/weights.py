@@ -95,7 +95,7 @@ def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> d
     memory = _MEMORY_OPTIONS % {**values, "alternative": "Or t" if maps_files else "T"}
     return {
         "create": create,
-        # The options differ from those of a library with weights, so the ABI has another version.
+        # The options differ from those of a library with weights, so its ABI version differs.
         "abi": "0x10001",
         "weights_statuses": _STATUSES % values,
         "required": " and the weights",

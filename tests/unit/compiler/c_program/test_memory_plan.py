@@ -74,7 +74,7 @@ def test_no_two_that_live_at_the_same_time_overlap(seed: int) -> None:
         ]
         for tensor in tensors
     }
-    planned = [tensor for tensor in tensors if tensor.resolve().place == "arena"]
+    planned = [tensor for tensor in tensors if tensor.resolve().scope == "arena"]
     assert all(tensor.offset % 64 == 0 for tensor in planned)
     assert max(tensor.offset + tensor.bytes for tensor in planned) <= program.arena
     for one in planned:
