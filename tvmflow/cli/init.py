@@ -212,9 +212,9 @@ def _describe_next(path: Path, recipe: NewRecipe, *, is_dynamic: bool) -> list[s
         f"  tvmflow plan {word}   # what will be done",
         f"  tvmflow run {word}    # build, verify, deliver to {dist}",
     ]
-    if not recipe.open_lines:
+    if not recipe.unsized_lines:
         return ["next:", *lines]
-    place = f"in place of each SIZE ({path}:{recipe.open_lines[0]})"
+    place = f"in place of each SIZE ({path}:{recipe.unsized_lines[0]})"
     if is_dynamic:
         return [f"next: write the largest size {place}, then", *lines]
     return [
@@ -277,9 +277,9 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     model = read_model(chosen, folder, store)
     picked = Choices(chosen.targets, dict(chosen.shapes), chosen.minutes or 0)
     recipe = write_recipe(model, picked)
-    if recipe.open_lines:
-        open_shapes = recipe.open_shapes.items()
-        shapes = (f"--shape {shell_word(name)}={','.join(shape)}" for name, shape in open_shapes)
+    if recipe.unsized_lines:
+        unsized_shapes = recipe.unsized_shapes.items()
+        shapes = (f"--shape {shell_word(name)}={','.join(shape)}" for name, shape in unsized_shapes)
         fix = f"give them, with a number for each {SIZE}: {' '.join(shapes)}"
         raise UsageError(f"{chosen.model} has dynamic dimensions", fix=fix)
     if not options.output.json:

@@ -51,8 +51,8 @@ def find_input_problems(
         )
         text = "\n".join(["inputs:", *(line.text for line in lines)])
         text = f"the model has dynamic dimensions; write this in the recipe{advice}:\n\n{text}"
-        if open_lines := suggest_dimensions(inputs, requests):
-            section = "\n".join(open_lines)
+        if dynamic_lines := suggest_dimensions(inputs, requests):
+            section = "\n".join(dynamic_lines)
             advice = f", with the maximum for each {SIZE}" if SIZE in section else ""
             text += f"\n\nor, to let one library serve all sizes, write this{advice}:\n\n{section}"
         yield InputProblem("", "", text)
@@ -413,17 +413,17 @@ def suggest_shape(value: ModelInput) -> list[str]:
 
 
 def _yaml_line(
-    value: ModelInput, request: InputRequest, open_shape: Sequence[str] | None = None
+    value: ModelInput, request: InputRequest, suggested_shape: Sequence[str] | None = None
 ) -> str:
     fields: dict[str, str] = {}
     shape = request.sizes or request.shape
-    if open_shape is None and shape is not None:
+    if suggested_shape is None and shape is not None:
         texts = map(str, shape)
-        open_shape = [yaml_key(text) if is_dimension_name(text) else text for text in texts]
-    elif open_shape is None and request.value is None:
-        open_shape = suggest_shape(value)
-    if open_shape is not None:
-        fields["shape"] = f"[{', '.join(open_shape)}]"
+        suggested_shape = [yaml_key(text) if is_dimension_name(text) else text for text in texts]
+    elif suggested_shape is None and request.value is None:
+        suggested_shape = suggest_shape(value)
+    if suggested_shape is not None:
+        fields["shape"] = f"[{', '.join(suggested_shape)}]"
     for key in ("dtype", "value", "range", "image"):
         setting = getattr(request, key)
         if setting is not None:

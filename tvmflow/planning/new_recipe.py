@@ -92,13 +92,13 @@ class Choices(NamedTuple):
 class NewRecipe(NamedTuple):
     """The text of a recipe, and its gaps and notes.
 
-    `open_lines` are the numbers of lines with SIZE in place of an unknown size; `open_shapes` holds the inputs with
+    `unsized_lines` are the numbers of lines with SIZE in place of an unknown size; `unsized_shapes` holds the inputs with
     such sizes. `batches_of_one` holds the inputs whose dynamic batch became 1, with their shapes in model and recipe.
     """
 
     text: str
-    open_lines: tuple[int, ...]
-    open_shapes: Mapping[str, tuple[str, ...]]
+    unsized_lines: tuple[int, ...]
+    unsized_shapes: Mapping[str, tuple[str, ...]]
     batches_of_one: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({})
 
     def describe_batch(self) -> list[str]:
@@ -264,10 +264,10 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         f"  against: reference      # {FRONTENDS[model.kind].REFERENCE.name}, on random inputs",
         "  # data: samples.npz     # real inputs, with labels for the accuracy; or a folder of images",
     ]
-    open_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.needs_size)
+    unsized_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.needs_size)
     unknown = {request.name for request in requests if request.shape is None and not dimensions}
     shapes = {value.name: tuple(suggest_shape(value)) for value in model.inputs}
-    open_shapes = {
+    unsized_shapes = {
         name: shapes[name] for name in shapes if name in unknown and SIZE in shapes[name]
     }
     batches = {
@@ -276,8 +276,8 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         if value.name in unknown and value.dims and "1" in _list_free(value)
     }
     text = "\n".join(lines) + "\n"
-    _check_readable(text, open_lines)
-    return NewRecipe(text, open_lines, open_shapes, batches)
+    _check_readable(text, unsized_lines)
+    return NewRecipe(text, unsized_lines, unsized_shapes, batches)
 
 
 def _describe_states(model: Model) -> list[str]:
@@ -305,7 +305,7 @@ _QUANTIZE: Final = (
 )
 
 
-def _check_readable(text: str, open_lines: Sequence[int]) -> None:
+def _check_readable(text: str, unsized_lines: Sequence[int]) -> None:
     """Check that a recipe can be read, except for lines with sizes to be filled in."""
     try:
         document = parse_yaml(Path("recipe"), text)
@@ -313,7 +313,7 @@ def _check_readable(text: str, open_lines: Sequence[int]) -> None:
         problems = [Problem(0, 0, problem) for problem in error.problems]
     else:
         _, problems = validate(document, Recipe)
-    texts = [problem.text for problem in problems if problem.line not in open_lines]
+    texts = [problem.text for problem in problems if problem.line not in unsized_lines]
     if texts:
         raise UsageError(
             f"its recipe would not be valid: {texts[0]}",

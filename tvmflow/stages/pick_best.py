@@ -110,14 +110,14 @@ class SizeTimes(TypedDict):
     tuned_us: float
 
 
-class _OpenJudgement(TypedDict, total=False):
+class _DynamicJudgement(TypedDict, total=False):
     """A kernel with dynamic shapes: times of the winner, and problems with finalists' values (`wrong`)."""
 
     sizes: list[SizeTimes]
     wrong: list[str]
 
 
-class Judgement(_OpenJudgement):
+class Judgement(_DynamicJudgement):
     """The outcome of measuring a workload's finalists again; times are in µs.
 
     `rule` is the schedule rule of the untuned kernel. `winner` is the id of the finalist that is faster than the

@@ -303,15 +303,15 @@ class Budget:
         return {}
 
     def _batch_round(self, left: int) -> dict[str, int]:
-        open_ones = [
+        unfinished = [
             history
             for history in self._histories.values()
             if left > 0 and self._room(history) > 0 and self._is_worthwhile(history)
         ]
-        if not open_ones:
+        if not unfinished:
             return {}
         # Of several equal gains, the first one wins, because histories are sorted.
-        chosen = max(open_ones, key=self._expected_gain)
+        chosen = max(unfinished, key=self._expected_gain)
         return {chosen.share.key: min(BATCH_SIZE, left, self._room(chosen))}
 
 

@@ -33,7 +33,7 @@ class Storage:
         index: The index of the input, output or constant.
         offset: Its offset in the arena; with dynamic shapes, its offset at the tuning sizes.
         replacement: The storage that replaced it.
-        open_bytes: With dynamic shapes, its size as an expression of the dimensions.
+        symbolic_bytes: With dynamic shapes, its size as an expression of the dimensions.
     """
 
     scope: StorageScope
@@ -41,12 +41,12 @@ class Storage:
     index: int = 0
     offset: int = 0
     replacement: Storage | None = None
-    open_bytes: str = ""
+    symbolic_bytes: str = ""
 
     @property
     def size(self) -> Size:
         """Its size in bytes."""
-        return self.open_bytes or self.bytes
+        return self.symbolic_bytes or self.bytes
 
     def resolve(self) -> Storage:
         """Follow the replacements to the last one; return the storage itself if there is none."""
@@ -253,7 +253,7 @@ class _Reader:
     def _read_shape(self, ty: Any) -> tuple[Size, ...]:
         sizes = _sizes_of_type(ty)
         if sizes is None:
-            raise UnsupportedProgram(_OPEN_SHAPES)
+            raise UnsupportedProgram(_DATA_DEPENDENT_SHAPES)
         shape = tuple(map(self._read_size, sizes))
         self._program.axes.update(size for size in shape if isinstance(size, str))
         return shape
@@ -263,18 +263,18 @@ class _Reader:
             return int(size)
         size = ir.replace_variables(size, self._bound)
         if not set(dynamic_shapes.list_symbols(size)) <= self._symbols:
-            raise UnsupportedProgram(_OPEN_SHAPES)
+            raise UnsupportedProgram(_DATA_DEPENDENT_SHAPES)
         try:
             return dynamic_shapes.size_text(size)
         except dynamic_shapes.NoSize as error:
-            raise UnsupportedProgram(_OPEN_SHAPES) from error
+            raise UnsupportedProgram(_DATA_DEPENDENT_SHAPES) from error
 
     def _make_storage(self, scope: StorageScope, ty: Any, index: int = 0) -> Storage:
         shape = self._read_shape(ty)
         size = multiply(_item_bytes(ty), *shape)
         if isinstance(size, int):
             return Storage(scope, size, index)
-        return Storage(scope, evaluate(size, self._representative), index, open_bytes=size)
+        return Storage(scope, evaluate(size, self._representative), index, symbolic_bytes=size)
 
     def _add_constant(self, array: Array) -> Storage:
         array = np.ascontiguousarray(array)
@@ -346,7 +346,7 @@ class _Reader:
         if name != "relax.call_tir":
             raise UnsupportedProgram(_describe(call, name))
         if len(call.args) > 2:
-            raise UnsupportedProgram(_OPEN_SHAPES)
+            raise UnsupportedProgram(_DATA_DEPENDENT_SHAPES)
         kernel, values = call.args[0].name_hint, call.args[1]
         self._check_kernel(call.args[0])
         # the type of each tensor, or the size that is an argument itself
@@ -393,7 +393,7 @@ class _Reader:
                 _match(param.ty.shape, _sizes_of_type(ty), bound)
         if not bound.keys() >= set(parameters):
             # some arguments, such as the result of an If, have no shape in their type
-            raise UnsupportedProgram(_OPEN_SHAPES)
+            raise UnsupportedProgram(_DATA_DEPENDENT_SHAPES)
         return tuple(self._read_size(bound[variable]) for variable in parameters)
 
     def _read_function(self, call: Any, steps: list[Step]) -> Value:
@@ -428,7 +428,7 @@ class _Reader:
 
 # The bytes up to which constants are compared, so that equal ones are stored once.
 _MAX_COMPARED: Final = 1 << 16
-_OPEN_SHAPES: Final = "shapes that are known only when it runs"
+_DATA_DEPENDENT_SHAPES: Final = "shapes that are known only when it runs"
 _PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked"})
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
@@ -460,7 +460,7 @@ def _unflatten(like: Value, storages: Iterator[Storage]) -> Value:
 
 
 def _like(storage: Storage, scope: StorageScope, index: int = 0) -> Storage:
-    return Storage(scope, storage.bytes, index, open_bytes=storage.open_bytes)
+    return Storage(scope, storage.bytes, index, symbolic_bytes=storage.symbolic_bytes)
 
 
 def multiply(*sizes: Size) -> Size:
