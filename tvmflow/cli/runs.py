@@ -587,10 +587,8 @@ def _roofline_text(kernel: _ShownKernel) -> str:
         part = f", {details.gflops / peak:.0%} of the machine's peak" if peak else ""
         texts.append(f"{details.gflops:.3g} GFLOPS{part}")
     if details.roofline_share is not None and details.least_s is not None:
-        minimum = latency_text(details.least_s)
-        texts.append(
-            f"{details.roofline_share:.0%} of what its roofline allows, {minimum} per call"
-        )
+        bound = latency_text(details.least_s)
+        texts.append(f"{details.roofline_share:.0%} of its roofline bound, {bound} per call")
     if texts or kernel.library.facts.get(TuneFacts) is not None:
         return "; ".join(texts)
     return "not known: only a search measures it (`tune: {trials: 64}` in the recipe)"

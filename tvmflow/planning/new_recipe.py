@@ -92,8 +92,8 @@ class Choices(NamedTuple):
 class NewRecipe(NamedTuple):
     """The text of a recipe, and its gaps and notes.
 
-    `unsized_lines` are the numbers of lines with SIZE in place of an unknown size; `unsized_shapes` holds the inputs with
-    such sizes. `batches_of_one` holds the inputs whose dynamic batch became 1, with their shapes in model and recipe.
+    `unsized_lines` are the numbers of lines with SIZE in place of an unknown size; `unsized_shapes` holds the inputs
+    with such sizes. `batches_of_one`: the inputs whose dynamic batch became 1, with their shapes in model and recipe.
     """
 
     text: str

@@ -469,9 +469,7 @@ def _check(path: Path, file: IO[bytes]) -> dict[str, TargetDescription]:
     for key, entry in header["targets"].items():
         if any(entry.get(name) != count for name, count in counts[key].items()):
             actual = ", ".join(f"{count} {name}" for name, count in counts[key].items())
-            problem = (
-                problem or f"it has {actual} for target {key[:12]}, and its header has other counts"
-            )
+            problem = problem or f"its header does not say {actual} for target {key[:12]}"
     if problem:
         raise _damaged(path, problem)
     return descriptions

@@ -122,10 +122,7 @@ _Check = Callable[[list[Json], list[Json]], str]
 
 
 def _check_values(*attributes: Callable[[Json], bool]) -> _Check:
-    """Return a check of an instruction. The n-th argument checks its n-th attribute.
-
-    Inputs and further attributes must be numbers.
-    """
+    """Return a check of an instruction: of its first attributes; all other values must be numbers."""
 
     def check(inputs: list[Json], values: list[Json]) -> str:
         if not _are_numbers(inputs):

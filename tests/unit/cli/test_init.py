@@ -405,11 +405,11 @@ def test_a_recipe_is_refused_or_can_be_read(
         assert hostile and str(error)
         return
     filled = (
-        re.sub(r"\bSIZE\b(?=[^\n]*\]})", "7", recipe.text) if recipe.open_lines else recipe.text
+        re.sub(r"\bSIZE\b(?=[^\n]*\]})", "7", recipe.text) if recipe.unsized_lines else recipe.text
     )
     document = parse_yaml(Path("recipe"), filled)
     read, problems = validate(document, Recipe)
-    if not recipe.open_lines:
+    if not recipe.unsized_lines:
         assert read is not None and not problems
         assert set(read.inputs) == set(names) and read.model.onnx == f"{stem}.onnx"
     assert set(document.value["inputs"]) == set(names)

@@ -277,9 +277,7 @@ def link_kernel(
         for region in block.writes
     }
     params = list(kernel.params)
-    first = next(
-        (position for position, param in enumerate(params) if param in written), len(params)
-    )
+    first = next((n for n, param in enumerate(params) if param in written), len(params))
     if not all(param in written for param in params[first:]):
         raise UnsupportedProgram("a kernel that writes to what it reads")
     shapes = [(list(map(int, param.ty.shape)), str(param.ty.dtype.dtype)) for param in params]

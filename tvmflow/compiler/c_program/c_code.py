@@ -160,9 +160,7 @@ class Writer:
         entries = {entry.output: entry for entry in self._program.counts}
         described = self._program.count_described()
         rows = [
-            f"{{{entries[index].axis}, {entries[index].count_index}}}"
-            if index in entries
-            else "{-1, 0}"
+            f"{{{entry.axis}, {entry.count_index}}}" if (entry := entries.get(index)) else "{-1, 0}"
             for index in range(described)
         ]
         return [

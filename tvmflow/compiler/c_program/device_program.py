@@ -214,9 +214,7 @@ class _Evaluation:
         self._scratch: list[int] = []
         self._tensors = len(function.params)
         # a buffer -> its index in the list of tensors
-        self._indices: dict[Any, int] = {
-            param: index for index, param in enumerate(function.params)
-        }
+        self._indices: dict[Any, int] = {param: n for n, param in enumerate(function.params)}
         self._values: dict[Any, Any] = {}
         self._analyzer = tvm.sym.Analyzer()
         self._run(function.body)
@@ -486,9 +484,7 @@ class DeviceWriter(Writer):
         self._most_pointers = 0
         outer = [*device.tensors.inputs.values(), *device.tensors.outputs.values()]
         # the calling program may replace these by its own device memory
-        self._outer = {
-            storage: position for position, storage in enumerate(dict.fromkeys(outer), 1)
-        }
+        self._outer = {storage: n for n, storage in enumerate(dict.fromkeys(outer), 1)}
         self._host_inputs: set[int] = set()
         # whether a copy from the device may still be running
         self._is_pending = False
@@ -594,10 +590,8 @@ class DeviceWriter(Writer):
             return [*self._write_wait(indent), f"{indent}{copy_in}"]
         if source.scope == "device":
             self._is_pending = True
-            handle = f"tf->handles[{self._number(source)}]"
-            copy_out = (
-                f"TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {handle}, {size}));"
-            )
+            operands = f"{self._address(target)}, tf->handles[{self._number(source)}], {size}"
+            copy_out = f"TF_TRY(tf_copy_out(tf->stream, {operands}));"
             if isinstance(copy, Delivery) and target.index < self._program.count_described():
                 # not copied if the calling program bound its own device memory
                 copy_out = f"if (!tf->bound[TF_STATUS(INPUTS) + {target.index}]) {copy_out}"
@@ -611,10 +605,8 @@ class DeviceWriter(Writer):
         return super()._address(storage)
 
     def _list_positions(self, count: int, tensors: Mapping[int, Storage]) -> str:
-        indices = (
-            self._number(tensors[n]) if n in tensors else "TF_NO_PLACE" for n in range(count)
-        )
-        return ", ".join([*map(str, indices), "TF_NO_PLACE"])
+        listed = (self._number(tensors[n]) if n in tensors else "TF_NO_PLACE" for n in range(count))
+        return ", ".join([*map(str, listed), "TF_NO_PLACE"])
 
     def _number(self, storage: Storage) -> int:
         storage = storage.resolve()

@@ -97,8 +97,7 @@ _MAX_LEAST: Final = 8
 _MIN_ROW_FOR_LOOP: Final = 64
 _SORTED_AT_ONCE: Final = 8
 _VECTORS_PER_WORD: Final = 1.5
-# In longer rows, candidates are gathered before the selection. Narrow vectors gather from shorter rows on: they hold
-# few elements, and most ISAs with them have no 64-bit minimum instruction.
+# In longer rows, candidates are gathered first. Narrow vectors hold few words, and most lack a 64-bit minimum.
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
 _NARROW_LANES: Final = 4

@@ -164,9 +164,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         output=stmt.body.buffer,
         dynamic_axes=frozenset(position for position, value in enumerate(is_dynamic) if value),
         sizes=sizes,
-        typical_extents=tuple(
-            evaluate_size(extent, tuning_sizes) or 1 for extent in extents[:rank]
-        ),
+        typical_extents=tuple(evaluate_size(each, tuning_sizes) or 1 for each in extents[:rank]),
     )
 
 

@@ -414,19 +414,16 @@ class _Search:
         calls = find_kernel_nodes(check.model.kernel_nodes, self._nodes).get(wrong.name, ())
         nodes = calls_text(calls[wrong.call : wrong.call + 1] or calls)
         kernel = f"the kernel {wrong.name} ({nodes})" if nodes else f"the kernel {wrong.name}"
-        wrong_values = f"{kernel} computes wrong values"
+        finding = f"{kernel} computes wrong values"
         if wrong.rule != TUNED:
             rule = wrong.rule or "none"
             return Fault(
-                f"{wrong_values} as the schedule rule {rule} schedules it: {wrong.mismatch}",
-                _REPORT,
+                f"{finding} as the schedule rule {rule} schedules it: {wrong.mismatch}", _REPORT
             )
         workload = check.workload(wrong.name)
         chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
         trial = trial_id(chosen[workload])
-        by_record = (
-            f"{wrong_values} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
-        )
+        by_record = f"{finding} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
         if not wrong.is_rule_right:
             return Fault(
                 f"{by_record}, and also with the schedule of the rules: {wrong.mismatch}", _REPORT
