@@ -88,7 +88,7 @@ def test_the_second_answer_is_the_first_with_another_duration(
     assert summary.rpartition("  (")[0] == cached_summary.rpartition("  (")[0] == expected
     assert cached_summary.endswith(" ms)")
     assert cached_paths == paths
-    assert "  dist/net/host/: net.tvmflow, 6 files about it" in paths
+    assert "  dist/net/host/: net.tvmflow, 6 metadata files" in paths
 
 
 def edit(name: str) -> Callable[[FinishedRun], object]:
