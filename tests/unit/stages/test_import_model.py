@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests.support.kernels import host_level
 from tests.support.onnx_models import draw, model, save, value
@@ -233,10 +233,14 @@ def test_the_least_size_with_which_a_model_can_be_imported_is_advised(tmp_path: 
     nodes = [
         helper.make_node("Shape", ["x"], ["sizes"], start=-1),
         helper.make_node("Min", ["sizes", "most"], ["k"]),
-        helper.make_node("TopK", ["x", "k"], ["y", "places"]),
+        helper.make_node("Cast", ["x"], ["bytes"], to=TensorProto.UINT8),
+        helper.make_node("TopK", ["bytes", "k"], ["y", "indices"]),
     ]
     made = model(
-        nodes, [value("x", [1, "n"])], [value("y", None)], {"most": np.array([5], np.int64)}
+        nodes,
+        [value("x", [1, "n"])],
+        [value("y", None, "uint8")],
+        {"most": np.array([5], np.int64)},
     )
     recipe = Recipe(
         recipe=1,
