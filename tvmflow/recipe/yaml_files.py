@@ -413,6 +413,7 @@ def dotted(loc: Loc) -> str:
 
 # YAML 1.1 reads 1e-3, which has no dot, as a string. Recipes read it as a number.
 FLOAT_WITHOUT_DOT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+_UNICODE_LINE_BREAK: Final = re.compile("[\x85\u2028\u2029]")
 
 
 def write_yaml(value: Json) -> str:
@@ -448,8 +449,9 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_mapping(tag, mapping, flow_style=not mapping)
 
     def represent_string(self, text: str) -> Any:
-        # `read_yaml` reads such strings as numbers, but PyYAML would not quote them.
+        # `read_yaml` reads the first as numbers, but PyYAML would not quote them. It folds lines at the others.
         style = "'" if FLOAT_WITHOUT_DOT.fullmatch(text) else None
+        style = '"' if _UNICODE_LINE_BREAK.search(text) else style
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
