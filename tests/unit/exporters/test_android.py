@@ -23,12 +23,8 @@ from tvmflow.targets.c_runtime import DescribedModel, JavaClass
 JAVAC = shutil.which("javac")
 needs_java = pytest.mark.skipif(JAVAC is None, reason="needs a JDK (javac)")
 
-MAIN = """
-import java.nio.*;
-import java.nio.file.*;
-import tvmflow.models.DigitsModel;
-
-public class Main {
+CHECKS = """
+public class Checks {
   interface Action { void run(); }
 
   static void refuses(Class<? extends Throwable> type, String text, Action action) {
@@ -40,7 +36,14 @@ public class Main {
     }
     throw new AssertionError("not refused: " + text);
   }
+}
+"""
+MAIN = """
+import java.nio.*;
+import java.nio.file.*;
+import tvmflow.models.DigitsModel;
 
+public class Main extends Checks {
   public static void main(String[] words) throws Exception {
     FloatBuffer images = ByteBuffer.wrap(Files.readAllBytes(Paths.get(words[0]))).order(ByteOrder.nativeOrder()).asFloatBuffer();
     ByteBuffer scores = ByteBuffer.allocate(images.capacity() / 64 * 40).order(ByteOrder.nativeOrder());
@@ -79,7 +82,8 @@ public class Main {
 
 
 def compile_java(folder: Path, made: JavaClass) -> None:
-    files = [f"{made.name}.java", "Main.java"]
+    (folder / "Checks.java").write_text(CHECKS)
+    files = [f"{made.name}.java", "Checks.java", "Main.java"]
     options = ["--release", "8", "-Xlint:all,-options", "-Werror"]
     subprocess.run([str(JAVAC), *options, "-d", ".", *files], cwd=folder, check=True)
 
@@ -114,19 +118,7 @@ import java.nio.file.*;
 import java.util.Arrays;
 import tvmflow.models.CachedModel;
 
-public class Main {
-  interface Action { void run(); }
-
-  static void refuses(Class<? extends Throwable> type, String text, Action action) {
-    try {
-      action.run();
-    } catch (Throwable error) {
-      if (type.isInstance(error) && error.getMessage().contains(text)) return;
-      throw new AssertionError(text, error);
-    }
-    throw new AssertionError("not refused: " + text);
-  }
-
+public class Main extends Checks {
   static void require(boolean condition) {
     if (!condition) throw new AssertionError();
   }
