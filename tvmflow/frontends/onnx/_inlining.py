@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -617,17 +617,21 @@ def _follow_counters(
     arguments = zip(states, node.input[2:], strict=False)
     counters = {s: known.constants[name] for s, name in arguments if name in known.constants}
     computed = [n for n in body.node if n.op_type in _OPERATORS and is_standard(n)]
+    evaluators: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {}
     for step in itertools.count():
         values = {**constants, **counters, number: np.asarray(step, np.int64)}
         values = {name: v for name, v in values.items() if v.size <= _MAX_COUNTER_ELEMENTS}
         for inner in computed:
             read = {name: values.get(name) for name in inner.input if name}
             if all(array is not None for array in read.values()):
-                inputs = [helper.make_empty_tensor_value_info(name) for name in read]
-                single = make_single(inner, inputs, [], [helper.make_opsetid("", opset)])
                 # The evaluator raises many types of exceptions for operands that it cannot combine.
                 with contextlib.suppress(Exception):
-                    values[inner.output[0]] = np.asarray(*make_evaluator(single)(read))
+                    output = inner.output[0]
+                    if output not in evaluators:
+                        inputs = [helper.make_empty_tensor_value_info(name) for name in read]
+                        single = make_single(inner, inputs, [], [helper.make_opsetid("", opset)])
+                        evaluators[output] = make_evaluator(single)
+                    values[output] = np.asarray(*evaluators[output](read))
         yield values
         following = zip(states, body.output[1:], strict=False)
         counters = {s: values[v.name] for s, v in following if s in counters and v.name in values}
