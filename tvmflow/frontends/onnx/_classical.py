@@ -5,7 +5,7 @@ Results are those of ONNX Runtime where the specification leaves a choice, such 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -126,6 +126,7 @@ class _Trees(NamedTuple):
         nan_left: The nodes from which NaN goes left.
         left: A leaf's own index, as in `right`.
         depth: The maximum number of steps from a root to a leaf.
+        node_indices: The index of each node by the ids of its tree and node.
     """
 
     roots: Array
@@ -135,6 +136,7 @@ class _Trees(NamedTuple):
     left: Array
     right: Array
     depth: int
+    node_indices: Mapping[tuple[int, int], int]
 
 
 def rewrite_tree_regressor(node: Rewriting) -> str | None:
@@ -241,6 +243,7 @@ def _read_trees(node: Rewriting) -> _Trees | None:
         left=children[0].astype(np.int64),
         right=children[1].astype(np.int64),
         depth=depth,
+        node_indices=index,
     )
 
 
@@ -260,27 +263,21 @@ def _tree_scores(
         weights: The weights.
         columns: The number of columns of the result.
     """
-    attributes = node.attributes
     if len(trees.features) * columns > _MAX_WEIGHTS:
         return None
-    pairs = zip(attributes["nodes_treeids"], attributes["nodes_nodeids"], strict=False)
-    index = {pair: n for n, pair in enumerate(pairs)}
     table = np.zeros((len(trees.features), columns), trees.thresholds.dtype)
     try:
-        leaves = [index[pair] for pair in zip(entries[0], entries[1], strict=True)]
+        leaves = [trees.node_indices[pair] for pair in zip(entries[0], entries[1], strict=True)]
         np.add.at(table, (leaves, list(entries[2])), weights)
     except (KeyError, IndexError, ValueError):
         return None
     is_float = node.type_of(0) in _FLOATS
     data = node.name(0) if is_float else node.add("Cast", node.name(0), to=TensorProto.FLOAT)
-    step = trees._replace(
-        **{name: getattr(trees, name)[trees.roots] for name in trees._fields[1:6]}
-    )
     place = node.constant(trees.roots)
     tables = {name: node.constant(getattr(trees, name)) for name in trees._fields[1:6]}
     for depth in range(trees.depth):
         if depth == 0:
-            now = {name: node.constant(getattr(step, name)) for name in tables}
+            now = {name: node.constant(getattr(trees, name)[trees.roots]) for name in tables}
             value = node.add("Gather", data, now["features"], axis=1)
         else:
             now = {name: node.add("Gather", entry, place) for name, entry in tables.items()}
@@ -320,7 +317,7 @@ def _choose_class(node: Rewriting, scores: str, labels: Sequence[int]) -> str | 
 def _choose_of_two(
     node: Rewriting, score: str, labels: Sequence[int], *, threshold: float, adds_to_one: bool
 ) -> str | None:
-    """Add the scores of two classes, of which one is computed, and return the label."""
+    """Add the scores of both classes, given one of them, and return the label."""
     kind = node.attributes.get("post_transform", "NONE")
     if kind not in _TRANSFORMS:
         return None
